@@ -1,0 +1,30 @@
+# Longshell. `make campaign` runs a whole campaign in miniature; `make test` runs the tests. Both install what they need.
+SHELL := /bin/bash
+SEED ?= 1
+CONFIG ?= configs/miniature.yaml
+ARGS ?=
+PY := .venv/bin/python
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: install campaign ui down test lint bench
+
+install:
+	@./bootstrap.sh
+
+campaign: install  ## one campaign: base -> SFT -> RL -> evaluated and diagnosed (SEED=2, CONFIG=..., ARGS="key.path=value")
+	@$(PY) -m flows.campaign --config $(CONFIG) seed=$(SEED) $(ARGS)
+
+ui: install  ## Prefect, a worker with every deployment, Ray and MLflow; prints the links
+	@$(PY) -m tasks.stack up
+
+down: install  ## stops exactly what `make ui` started
+	@$(PY) -m tasks.stack down
+
+test: install
+	@$(PY) -m pytest $(ARGS)
+
+lint: install
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports
+
+bench: install
+	@$(PY) -m benchmarks

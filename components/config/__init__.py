@@ -1,0 +1,29 @@
+"""Configuration: frozen, validated whole before anything starts, dumped as JSON into every job's spec."""
+
+from components.config.campaign import CampaignConfig, EvaluationConfig, RlConfig
+from components.config.load import digest, load, validate
+from components.config.rollout import HarnessConfig, RewardConfig, RolloutConfig, SamplerConfig, SandboxConfig
+from components.config.training import OptimizerConfig, PpoConfig, SupervisedConfig, TrainerConfig
+from components.config.world import DemonstrationConfig, HabitConfig, ModelConfig, PoolConfig
+
+__all__ = [
+    "CampaignConfig",
+    "DemonstrationConfig",
+    "EvaluationConfig",
+    "HabitConfig",
+    "HarnessConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PoolConfig",
+    "PpoConfig",
+    "RewardConfig",
+    "RlConfig",
+    "RolloutConfig",
+    "SamplerConfig",
+    "SandboxConfig",
+    "SupervisedConfig",
+    "TrainerConfig",
+    "digest",
+    "load",
+    "validate",
+]

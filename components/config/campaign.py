@@ -1,0 +1,70 @@
+"""The configuration of a whole campaign."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from components.config.rollout import HarnessConfig, RewardConfig, RolloutConfig, SamplerConfig, SandboxConfig
+from components.config.section import Section
+from components.config.training import PpoConfig, SupervisedConfig, TrainerConfig
+from components.config.world import ModelConfig, PoolConfig
+
+
+class RlConfig(Section):
+    """How many steps, cut into how many legs."""
+
+    legs: int = Field(3, ge=1)
+    leg_steps: int = Field(10, ge=1)
+    """Steps of one leg: one Prefect task, one Ray job, one checkpoint at its end, a commit after every step."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps of the critic warm-up stage, of which only the critic's weights are kept. 0 leaves the stage out."""
+
+
+class EvaluationConfig(Section):
+    """How checkpoints are evaluated on held-out tasks."""
+
+    profile: Literal["miniature"] = "miniature"
+    trials: int = Field(256, ge=1)
+    """Held-out tasks for base, SFT and the final checkpoint, one attempt each."""
+    leg_trials: int = Field(64, ge=1)
+    """Held-out tasks for the checkpoints between."""
+    temperature: float = Field(0.1, gt=0)
+    top_p: float = Field(0.95, gt=0, le=1)
+    top_k: int = Field(20, ge=-1)
+
+
+class CampaignConfig(Section):
+    """One campaign: a base model, a pool, and everything that is done with them."""
+
+    name: str = Field("miniature", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
+    """Names the campaign in Prefect, MLflow and the artifact store. The same name and configuration continue it."""
+    seed: int = Field(1, ge=0)
+    model: ModelConfig = ModelConfig()
+    pool: PoolConfig = PoolConfig()
+    base: SupervisedConfig | None = None
+    """How the base model is trained when `model.path` is absent."""
+    sft: SupervisedConfig
+    rl: RlConfig = RlConfig()
+    ppo: PpoConfig
+    reward: RewardConfig = RewardConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    harness: HarnessConfig = HarnessConfig()
+    sandbox: SandboxConfig = SandboxConfig()
+    sampler: SamplerConfig = SamplerConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CampaignConfig:
+        problems = []
+        if (self.model.path is None) != (self.base is not None):
+            problems.append("base is required when model.path is absent and refused when it is set")
+        if self.evaluation.trials > self.pool.heldout_tasks or self.evaluation.leg_trials > self.pool.heldout_tasks:
+            problems.append(f"evaluation asks for more trials than pool.heldout_tasks ({self.pool.heldout_tasks})")
+        if self.rollout.batch > self.pool.train_tasks:
+            problems.append(f"rollout.batch {self.rollout.batch} exceeds pool.train_tasks {self.pool.train_tasks}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self

@@ -1,0 +1,83 @@
+"""Reading a campaign configuration from a file and the command line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from components.config.campaign import CampaignConfig
+from components.errors import ConfigError
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> CampaignConfig:
+    """Reads a YAML file, applies `key.path=value` overrides, and validates the whole.
+
+    Values of overrides are YAML: `rl.legs=2`, `sampler.urls=[http://a:1]`, `model.path=null`.
+
+    Raises:
+        ConfigError: the file is missing or not a mapping, an override is malformed, or any key is unknown or out of
+            range. Every problem is listed with its path.
+    """
+    file = Path(path)
+    try:
+        document = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise ConfigError([f"cannot be read: {error.strerror or error}"], str(path)) from error
+    except yaml.YAMLError as error:
+        raise ConfigError([f"is not valid YAML: {error}"], str(path)) from error
+    if not isinstance(document, dict):
+        raise ConfigError(["must be a mapping of sections"], str(path))
+    problems = [problem for override in overrides if (problem := _apply(document, override))]
+    if problems:
+        raise ConfigError(problems, str(path))
+    return validate(document, str(path))
+
+
+def validate(document: dict[str, Any], source: str) -> CampaignConfig:
+    """Validates a parsed document; `source` names it in the error.
+
+    Raises:
+        ConfigError: lists every problem with its key path.
+    """
+    try:
+        return CampaignConfig.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError([_describe(item) for item in error.errors()], source) from error
+
+
+def digest(config: CampaignConfig) -> str:
+    """A short digest of the resolved configuration; equal configurations have equal digests."""
+    canonical = json.dumps(config.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def _apply(document: dict[str, Any], override: str) -> str | None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        return f"override {override!r} is not of the form key.path=value"
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return f"override {override!r}: the value is not valid YAML"
+    node = document
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        child = node.setdefault(parent, {})
+        if not isinstance(child, dict):
+            return f"override {override!r}: {parent} is not a section"
+        node = child
+    node[leaf] = value
+    return None
+
+
+def _describe(item: Any) -> str:
+    where = ".".join(str(part) for part in item["loc"]) or "(whole)"
+    if item["type"] == "extra_forbidden":
+        return f"{where}: unknown key"
+    return f"{where}: {item['msg'].removeprefix('Value error, ')}"

@@ -1,0 +1,100 @@
+"""How trajectories are made: harness, sandbox, sampler, scheduler, reward."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from components.config.section import Section
+
+
+class HarnessConfig(Section):
+    """The Terminus-2-compatible loop (design 7)."""
+
+    prompt_style: Literal["longshell", "terse"] = "longshell"
+    """`longshell` explains the whole contract; `terse` gives the task and the screen only, for models of few tokens."""
+    max_turns: int = Field(60, ge=1)
+    max_context_tokens: int = Field(86_016, ge=64)
+    """Token wall of a trajectory: prompt, history and the next answer."""
+    max_turn_tokens: int = Field(8_192, ge=1)
+    max_parse_failures: int = Field(3, ge=1)
+    """Consecutive answers that cannot be parsed before the trial ends as parse_failures."""
+    confirm_completion: bool = True
+    """Ask once more before a claim of completion ends the trial."""
+    observation_bytes: int = Field(10_000, ge=16)
+    max_command_s: float = Field(60.0, gt=0)
+    """Upper bound of one command's duration."""
+    return_at_prompt: bool = True
+    """Stop waiting for a command's duration as soon as the shell is back at its prompt."""
+    echo: bool = True
+    """Whether the terminal shows typed keystrokes, as a real one does."""
+    columns: int = Field(160, ge=20)
+    rows: int = Field(40, ge=5)
+
+    @model_validator(mode="after")
+    def _fits(self) -> HarnessConfig:
+        if self.max_turn_tokens >= self.max_context_tokens:
+            raise ValueError("max_turn_tokens leaves no room for a prompt within max_context_tokens")
+        return self
+
+
+class SandboxConfig(Section):
+    """Where commands run (design 6)."""
+
+    backend: Literal["auto", "namespace", "process"] = "auto"
+    """`auto` takes the strongest that works here and says which; `process` has no isolation at all."""
+    allow_unisolated: bool = False
+    """Must be set before `process` is used. Every run then warns."""
+    cpus: float = Field(1.0, gt=0)
+    memory_mb: int = Field(512, ge=32)
+    disk_mb: int = Field(256, ge=8)
+    pids: int = Field(128, ge=8)
+    network: Literal["none"] = "none"
+
+
+class SamplerConfig(Section):
+    """The inference servers."""
+
+    engine: Literal["embedded", "sglang"] = "embedded"
+    """`embedded` starts our own server; `sglang` talks to the servers listed in `urls`."""
+    urls: tuple[str, ...] = ()
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    router_dtype: Literal["float32", "bfloat16"] = "float32"
+    """A bfloat16 router reproduces the routing error that replay removes."""
+    slots: int = Field(64, ge=1)
+    threads: int = Field(1, ge=1)
+
+    @model_validator(mode="after")
+    def _urls(self) -> SamplerConfig:
+        if (self.engine == "sglang") != bool(self.urls):
+            raise ValueError("urls are required with engine: sglang and refused with engine: embedded")
+        return self
+
+
+class RewardConfig(Section):
+    """Verifier report to scalar (paper Eq 20)."""
+
+    credit: Literal["fail_to_pass", "count", "ratio", "binary"] = "fail_to_pass"
+    scale: float = Field(20.0, gt=0)
+    """S, fixed for the whole campaign."""
+
+
+class RolloutConfig(Section):
+    """The scheduler (design 6)."""
+
+    batch: int = Field(64, ge=1)
+    """B: trials a step, one a task."""
+    oversample: float = Field(0.09375, ge=0)
+    """ς: ⌈(1+ς)B⌉ trials are launched, the first B that complete are admitted."""
+    tail: Literal["cancel"] = "cancel"
+    """What happens to the rest. `cancel` is the paper's rule; retry and carry come with the full scheduler."""
+    temperature: float = Field(1.0, gt=0)
+    agent_timeout_s: float = Field(3_600.0, gt=0)
+    verifier_timeout_s: float = Field(900.0, gt=0)
+    concurrency: int = Field(64, ge=1)
+    """Trials alive at once."""
+    starts_per_s: float = Field(200.0, gt=0)
+    """Token bucket on sandbox creation."""
+    max_fault_share: float = Field(0.5, gt=0, le=1)
+    """A step whose share of infrastructure faults exceeds this stops the leg."""

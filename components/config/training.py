@@ -1,0 +1,74 @@
+"""How weights are changed: optimizers, pretraining, SFT, PPO, the trainer's backend."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from components.config.section import Section
+from components.config.world import DemonstrationConfig
+
+
+class OptimizerConfig(Section):
+    """One optimizer of one model."""
+
+    kind: Literal["adam", "muon"] = "adam"
+    """`muon` orthogonalises the update of every matrix but embeddings, router and heads, which stay on Adam."""
+    lr: float = Field(gt=0)
+    matrix_lr: float | None = Field(None, gt=0)
+    """Learning rate of the Muon matrices; required with `kind: muon`, refused otherwise."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.98, ge=0, lt=1)
+    weight_decay: float = Field(0.1, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    warmup_steps: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _matrix_lr(self) -> OptimizerConfig:
+        if (self.kind == "muon") != (self.matrix_lr is not None):
+            raise ValueError("matrix_lr is required with kind: muon and refused with kind: adam")
+        return self
+
+
+class SupervisedConfig(Section):
+    """A supervised stage: next-token loss on the assistant tokens of demonstrations."""
+
+    tokens: int = Field(ge=1)
+    """Tokens seen, demonstrations repeated as needed."""
+    batch_tokens: int = Field(1_024, ge=64)
+    optimizer: OptimizerConfig
+    constant_share: float = Field(0.5, ge=0, le=1)
+    """Share of the tokens at constant learning rate; then linear decay."""
+    final_lr_share: float = Field(0.03, ge=0, le=1)
+    aux_loss_coef: float = Field(0.005, ge=0)
+    """Load-balancing coefficient a layer. Always 0 in RL: it would fight replayed routing."""
+    demonstrations: DemonstrationConfig
+
+
+class PpoConfig(Section):
+    """PPO with a full-size critic (paper 4.5, 5)."""
+
+    actor: OptimizerConfig
+    critic: OptimizerConfig
+    clip: float = Field(0.2, gt=0)
+    value_clip: float = Field(0.2, gt=0)
+    gamma: float = Field(1.0, gt=0, le=1)
+    lam: float = Field(1.0, ge=0, le=1)
+    whiten_advantages: bool = False
+    """Off in the paper. The miniature sets it: 64 trajectories a step, against 512."""
+    critic_only_steps: int = Field(2, ge=0)
+    value_scale: float = Field(1.0, gt=0)
+    """Factor of the value loss before clipping by max_grad_norm."""
+
+
+class TrainerConfig(Section):
+    """The Megatron-Core backend."""
+
+    backend: Literal["megatron"] = "megatron"
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    micro_batch_tokens: int = Field(8_192, ge=128)
+    """Upper bound of tokens (padding included) of one micro-batch."""
+    threads: int = Field(1, ge=1)
+    """Torch threads of the trainer process. Two help on an idle machine and stall on a busy one."""
