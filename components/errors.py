@@ -1,8 +1,8 @@
 """The error tree and the failure contract of every stage.
 
 Invariant: an infrastructure fault never becomes a reward, and what the policy caused never becomes an infrastructure
-fault. `InfraFault` carries a `FaultCause`, leaves the reward absent and the trial out of the denominator. What the policy
-caused is a `StopReason` on a trial that the verifier grades like any other.
+fault. `InfraFault` carries a `FaultCause`, leaves the reward absent and the trial out of the denominator. What the
+policy caused is a `StopReason` on a trial that the verifier grades like any other.
 
 Every class is picklable (Ray moves exceptions between processes) and is also the standard-library type a caller would
 expect, so that `except ValueError` keeps its meaning.

@@ -3,8 +3,8 @@
 Invariants, checked at construction so that a broken record cannot travel: a turn has one log-prob per sampled id; a
 sample's mask, log-probs and routing rows fit its tokens; log-probs are 0 exactly where nothing was sampled.
 
-Shape suffixes: N tokens of a stream, R = N-1 routing rows (row j is the routing used to predict token j+1), L MoE layers,
-K experts a token, P prompt ids, A sampled ids.
+Shape suffixes: N tokens of a stream, R = N-1 routing rows (row j is the routing used to predict token j+1), L MoE
+layers, K experts a token, P prompt ids, A sampled ids.
 """
 
 from __future__ import annotations
@@ -126,9 +126,8 @@ class Sample:
     def __post_init__(self) -> None:
         n = len(self.tokens)
         if len(self.loss_mask) != n or len(self.logprobs) != n:
-            raise RecordError(
-                f"sample {self.trial_id}/{self.chunk}: {n} tokens, {len(self.loss_mask)} mask, {len(self.logprobs)} log-probs"
-            )
+            lengths = f"{n} tokens, {len(self.loss_mask)} mask, {len(self.logprobs)} log-probs"
+            raise RecordError(f"sample {self.trial_id}/{self.chunk}: {lengths}")
         if n and self.loss_mask[0]:
             raise RecordError(f"sample {self.trial_id}/{self.chunk}: the first token has nothing to condition on")
         if np.any(self.logprobs[~self.loss_mask]):
