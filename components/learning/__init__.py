@@ -1,0 +1,6 @@
+"""The learner: what is done with demonstrations and with a batch of graded trajectories, whatever the trainer's backend."""
+
+from components.learning.ppo_step import LearnResult, learn
+from components.learning.supervised import Supervised
+
+__all__ = ["LearnResult", "Supervised", "learn"]

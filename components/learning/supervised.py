@@ -1,0 +1,63 @@
+"""The supervised stages (base, SFT): which samples make the next batch, and at which learning rate.
+
+Invariant: batches are a pure function of (samples, seed, cursor), so a stage that resumes at a cursor sees exactly the
+batches it would have seen.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from components.config import SupervisedConfig
+from components.records import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Supervised:
+    """A supervised run over `samples`, repeated in epochs until `config.tokens` tokens were seen."""
+
+    samples: Sequence[Sample]
+    config: SupervisedConfig
+    seed: int
+
+    def batches(self, first_step: int = 0) -> Iterator[tuple[int, float, list[Sample]]]:
+        """Yields (step, lr share, samples of the batch) from `first_step` on."""
+        seen = 0
+        step = 0
+        epoch = 0
+        while seen < self.config.tokens:
+            for batch in self._epoch(epoch):
+                if seen >= self.config.tokens:
+                    return
+                if step >= first_step:
+                    yield step, self.lr_share(seen), batch
+                seen += sum(len(sample.tokens) for sample in batch)
+                step += 1
+            epoch += 1
+
+    def lr_share(self, seen: int) -> float:
+        """Share of the full learning rate after `seen` tokens: constant, then linear down to `final_lr_share`."""
+        progress = seen / self.config.tokens
+        constant = self.config.constant_share
+        if progress <= constant or constant == 1.0:
+            return 1.0
+        return max(self.config.final_lr_share, 1.0 - (progress - constant) / (1.0 - constant))
+
+    def _epoch(self, epoch: int) -> list[list[Sample]]:
+        """All samples once: similar lengths share a batch, so that little is padding; batches in random order."""
+        rng = random.Random(f"{self.seed}/{epoch}")
+        order = sorted(range(len(self.samples)), key=lambda i: len(self.samples[i].tokens) + rng.random() * 30)
+        batches: list[list[Sample]] = []
+        batch: list[Sample] = []
+        for index in order:
+            sample = self.samples[index]
+            if batch and len(sample.tokens) * (len(batch) + 1) > self.config.batch_tokens:
+                batches.append(batch)
+                batch = []
+            batch.append(sample)
+        if batch:
+            batches.append(batch)
+        rng.shuffle(batches)
+        return batches

@@ -1,0 +1,65 @@
+"""Configuration is validated whole, and every problem is named with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from components.config import digest, load
+from components.errors import ConfigError
+
+MINIATURE = Path(__file__).parents[2] / "configs" / "miniature.yaml"
+
+
+def test_the_miniature_loads_and_an_override_changes_one_key() -> None:
+    config = load(MINIATURE, ["seed=7", "rl.legs=2"])
+    assert (config.seed, config.rl.legs, config.rl.leg_steps) == (7, 2, load(MINIATURE).rl.leg_steps)
+
+
+def test_every_unknown_key_and_bad_value_is_listed_with_its_path() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(MINIATURE, ["rl.legz=2", "ppo.clip=-1", "rollout.batch=many"])
+    places = {problem.split(":")[0] for problem in caught.value.problems}
+    assert places == {"ppo.clip", "rl.legz", "rollout.batch"}
+
+
+@pytest.mark.parametrize("override", ["rl.legs", "=3", "rl.legs.deep=1", "rl.legs=[1"])
+def test_a_malformed_override_is_refused(override: str) -> None:
+    with pytest.raises(ConfigError, match="override"):
+        load(MINIATURE, [override])
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere.yaml"):
+        load(tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize("text", ["- a list", "a: [1", ""])
+def test_a_file_that_is_not_a_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError):
+        load(file)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.path=/models/base", "base is required"),
+        ("evaluation.trials=100000", "heldout_tasks"),
+        ("rollout.batch=100000", "train_tasks"),
+        ("harness.max_turn_tokens=512", "leaves no room"),
+        ("sampler.engine=sglang", "urls are required"),
+        ("model.num_experts_per_tok=9", "exceeds num_experts"),
+        ("ppo.actor.kind=muon", "matrix_lr"),
+    ],
+)
+def test_impossible_combinations_are_refused(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(MINIATURE, [override])
+
+
+def test_the_digest_follows_the_values_not_the_spelling() -> None:
+    assert digest(load(MINIATURE)) == digest(load(MINIATURE, ["rl.legs=" + str(load(MINIATURE).rl.legs)]))
+    assert digest(load(MINIATURE)) != digest(load(MINIATURE, ["seed=9"]))
