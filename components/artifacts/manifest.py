@@ -1,0 +1,71 @@
+"""Digest manifests: which files a stored folder has, and what is in them.
+
+The digest of a folder is the digest of its manifest, so that one short name stands for every byte below it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """Size and content digest of one file."""
+
+    size: int
+    sha256: str
+
+
+Manifest = dict[str, FileDigest]
+"""Path below the folder, in POSIX form, to the file's digest."""
+
+
+def files_below(folder: Path) -> list[str]:
+    """Relative POSIX paths of all files below `folder`, sorted. Empty folders leave no trace."""
+    found = []
+    for parent, _, names in os.walk(folder):
+        found += [(Path(parent) / name).relative_to(folder).as_posix() for name in names]
+    return sorted(found)
+
+
+def digest_of(stream: BinaryIO, sink: BinaryIO | None = None) -> FileDigest:
+    """Reads `stream` to its end, copying it into `sink` when one is given."""
+    sha, size = hashlib.sha256(), 0
+    while block := stream.read(_BLOCK):
+        sha.update(block)
+        size += len(block)
+        if sink is not None:
+            sink.write(block)
+    return FileDigest(size, sha.hexdigest())
+
+
+def dump(manifest: Manifest) -> bytes:
+    """The canonical bytes of a manifest."""
+    rows = {path: [item.size, item.sha256] for path, item in sorted(manifest.items())}
+    return json.dumps(rows, separators=(",", ":")).encode()
+
+
+def parse(data: bytes) -> Manifest:
+    """The inverse of `dump`."""
+    return {path: FileDigest(size, sha) for path, (size, sha) in json.loads(data).items()}
+
+
+def difference(manifest: Manifest, folder: Path) -> str | None:
+    """What differs between `folder` and its manifest, in words; None when nothing does."""
+    present = set(files_below(folder))
+    if missing := sorted(manifest.keys() - present):
+        return f"{missing[0]} is missing"
+    if foreign := sorted(present - manifest.keys()):
+        return f"{foreign[0]} does not belong to it"
+    for path, expected in manifest.items():
+        with (folder / path).open("rb") as stream:
+            if digest_of(stream) != expected:
+                return f"the content of {path} has changed"
+    return None

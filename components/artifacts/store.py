@@ -1,0 +1,80 @@
+"""The artifact store as its users see it: named objects and named folders, atomic and verified.
+
+Invariants, kept by every implementation and tested by `tests/conformance/store_suite.py`: a key names either one
+complete object or nothing; a writer killed at any instant leaves the previous object in place; bytes that differ from
+what was put are never returned, a `StoreError` is raised instead; deleting what is absent is no error.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Protocol
+
+from components.errors import StoreError
+
+_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+@-]*")
+
+
+class ArtifactStore(Protocol):
+    """Objects and folders under slash-separated keys."""
+
+    @property
+    def url(self) -> str:
+        """What `open_store` needs to open this store again, in any process."""
+        ...
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        """Stores `data` under `key`, replacing what was there in one instant."""
+        ...
+
+    def get_bytes(self, key: str) -> bytes:
+        """The bytes under `key`, verified.
+
+        Raises:
+            StoreError: the key is absent, or its content is not what was put.
+        """
+        ...
+
+    def put_json(self, key: str, value: Any) -> None:
+        """Stores a JSON document, indented for people."""
+        ...
+
+    def get_json(self, key: str) -> Any:
+        """The JSON document under `key`, verified."""
+        ...
+
+    def exists(self, key: str) -> bool:
+        """Whether `key` names an object or a folder."""
+        ...
+
+    def list(self, prefix: str = "") -> list[str]:
+        """Keys at or below the folder-like `prefix`, sorted."""
+        ...
+
+    def put_tree(self, key: str, folder: Path) -> None:
+        """Stores a copy of every file below `folder` under one key, replacing what was there in one instant."""
+        ...
+
+    def tree(self, key: str) -> Path:
+        """A read-only folder with exactly the files that were put, verified against their manifest."""
+        ...
+
+    def address(self, key: str) -> str:
+        """Where people and other tools find the object: a path or a URL."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Forgets `key` and everything below it."""
+        ...
+
+
+def check_key(key: str) -> str:
+    """Returns `key` if it is well-formed.
+
+    Raises:
+        StoreError: a segment is empty, starts with a dot, or has a character outside [A-Za-z0-9_.=+@-].
+    """
+    if not key or not all(_SEGMENT.fullmatch(segment) for segment in key.split("/")):
+        raise StoreError(f"{key!r} is not a store key: segments of [A-Za-z0-9_.=+@-], none starting with a dot")
+    return key

@@ -1,0 +1,127 @@
+"""The folder store: the shared suite, and what only a folder can suffer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from components.artifacts import LocalStore, open_store
+from components.errors import ConfigError, StoreError
+from tests.conformance.store_suite import StoreSuite, make_folder
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+class TestLocalStore(StoreSuite):
+    pass
+
+
+def _killed_at(function: str, action: str, root: Path) -> None:
+    """Runs `action` in a process that is killed on entering `os.<function>` or `Path.<function>`."""
+    script = f"""
+        import os, signal
+        from pathlib import Path
+        from components.artifacts import LocalStore
+        store = LocalStore(Path({str(root)!r}))
+        def die(*args, **kwargs): os.kill(os.getpid(), signal.SIGKILL)
+        {function} = die
+        {action}
+    """
+    process = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("function", ["os.fsync", "Path.rename", "Path.symlink_to"])
+def test_a_writer_killed_at_any_call_leaves_the_old_value_and_the_next_put_cleans_up(
+    store: LocalStore, tmp_path: Path, function: str
+) -> None:
+    store.put_bytes("k", b"old")
+    _killed_at(function, "store.put_bytes('k', b'new')", Path(store.url))
+    assert store.get_bytes("k") == b"old"
+    assert store.list() == ["k"]
+    store.put_bytes("k", b"newer")
+    assert store.get_bytes("k") == b"newer"
+    left = [path.name for path in (Path(store.url) / ".data/k").iterdir()]
+    assert len([name for name in left if name != ".lock"]) == 1, left
+
+
+def test_a_folder_whose_writer_was_killed_is_not_there(store: LocalStore, tmp_path: Path) -> None:
+    source = make_folder(tmp_path / "in", {"a": b"1"})
+    _killed_at("Path.rename", f"store.put_tree('m', Path({str(source)!r}))", Path(store.url))
+    assert not store.exists("m")
+    with pytest.raises(StoreError, match="there is no m"):
+        store.tree("m")
+
+
+def test_changed_bytes_are_never_returned(store: LocalStore, tmp_path: Path) -> None:
+    store.put_bytes("k", b"value")
+    (Path(store.url) / "k").write_bytes(b"velue")
+    with pytest.raises(StoreError, match="k is corrupt"):
+        store.get_bytes("k")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: (folder / "a").write_bytes(b"2"), "content of a"),
+        (lambda folder: (folder / "a").unlink(), "a is missing"),
+        (lambda folder: (folder / "z").write_bytes(b""), "z does not belong"),
+    ],
+)
+def test_a_damaged_folder_is_refused_and_a_new_put_heals_it(store, tmp_path: Path, damage, words: str) -> None:
+    source = make_folder(tmp_path / "in", {"a": b"1"})
+    store.put_tree("m", source)
+    damage(store.tree("m"))
+    with pytest.raises(StoreError, match=words):
+        store.tree("m")
+    store.put_tree("m", source)
+    assert (store.tree("m") / "a").read_bytes() == b"1"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root")
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount)], capture_output=True)
+    if done.returncode:
+        pytest.skip("tmpfs cannot be mounted here")
+    yield mount
+    subprocess.run(["umount", str(mount)], check=True)
+
+
+def test_a_full_disk_is_named_and_leaves_the_old_value_and_no_debris(small_disk: Path, tmp_path: Path) -> None:
+    store = LocalStore(small_disk / "store")
+    store.put_bytes("k", b"old")
+    with pytest.raises(StoreError, match="cannot write k: the disk is full"):
+        store.put_bytes("k", b"x" * 2_000_000)
+    with pytest.raises(StoreError, match="cannot write m: the disk is full"):
+        store.put_tree("m", make_folder(tmp_path / "in", {"a": b"x" * 2_000_000}))
+    assert store.get_bytes("k") == b"old"
+    assert not list(Path(store.url).rglob(".tmp-*"))
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"store .*file/store: cannot open"):
+        open_store(tmp_path / "file/store")
+
+
+def test_only_folders_are_stores_for_now(tmp_path: Path) -> None:
+    assert open_store(f"file://{tmp_path}/s").url == f"{tmp_path}/s"
+    with pytest.raises(ConfigError, match="S3 store is not built yet"):
+        open_store("s3://bucket/prefix")
+    with pytest.raises(ConfigError, match="no store of kind ftp"):
+        open_store("ftp://x/y")

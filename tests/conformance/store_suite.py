@@ -1,0 +1,106 @@
+"""What every `ArtifactStore` must do. A backend's test module subclasses `StoreSuite` and gives the `store` fixture."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from components.artifacts import ArtifactStore, open_store
+from components.errors import StoreError
+
+
+def make_folder(root: Path, files: dict[str, bytes]) -> Path:
+    """A folder with `files` in it."""
+    for name, data in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return root
+
+
+class StoreSuite:
+    """The behaviour; needs a fixture `store`."""
+
+    def test_what_was_put_is_what_is_read(self, store: ArtifactStore) -> None:
+        store.put_bytes("a/b", b"\x00\xff")
+        store.put_json("a/c.json", {"x": [1, None, "ß"]})
+        assert store.get_bytes("a/b") == b"\x00\xff"
+        assert store.get_json("a/c.json") == {"x": [1, None, "ß"]}
+
+    def test_the_last_put_of_a_key_wins(self, store: ArtifactStore) -> None:
+        for value in (1, 2, 3):
+            store.put_json("k", value)
+        assert store.get_json("k") == 3
+
+    def test_an_absent_key_does_not_exist_and_reading_it_names_it(self, store: ArtifactStore) -> None:
+        assert not store.exists("no/such")
+        for read in (store.get_bytes, store.get_json, store.tree):
+            with pytest.raises(StoreError, match="no/such"):
+                read("no/such")
+
+    def test_list_gives_the_keys_below_a_prefix_in_order_and_no_others(self, store: ArtifactStore) -> None:
+        for key in ("s/2/r.json", "s/1/r.json", "sx/r.json", "s/10/r.json"):
+            store.put_bytes(key, b"")
+        assert store.list("s") == ["s/1/r.json", "s/10/r.json", "s/2/r.json"]
+        assert store.list("nothing") == []
+        assert "sx/r.json" in store.list()
+
+    def test_a_folder_comes_back_file_by_file(self, store: ArtifactStore, tmp_path: Path) -> None:
+        files = {"config.json": b"{}", "deep/er/w.bin": b"\x01" * 3_000_000, "empty": b""}
+        store.put_tree("m/model", make_folder(tmp_path / "in", files))
+        folder = store.tree("m/model")
+        assert {name: (folder / name).read_bytes() for name in files} == files
+        assert store.exists("m/model")
+        assert store.list("m") == ["m/model"]
+
+    def test_a_folder_is_replaced_whole(self, store: ArtifactStore, tmp_path: Path) -> None:
+        store.put_tree("m", make_folder(tmp_path / "1", {"a": b"1", "b": b"1"}))
+        store.put_tree("m", make_folder(tmp_path / "2", {"a": b"2"}))
+        assert [path.name for path in store.tree("m").iterdir()] == ["a"]
+
+    def test_putting_the_same_folder_again_leaves_the_readers_folder_alone(
+        self, store: ArtifactStore, tmp_path: Path
+    ) -> None:
+        source = make_folder(tmp_path / "in", {"a": b"1"})
+        store.put_tree("m", source)
+        before = store.tree("m")
+        store.put_tree("m", source)
+        assert (before / "a").read_bytes() == b"1"
+
+    def test_delete_forgets_a_key_and_all_below_it_and_may_be_repeated(
+        self, store: ArtifactStore, tmp_path: Path
+    ) -> None:
+        store.put_bytes("d/x", b"")
+        store.put_tree("d/y/z", make_folder(tmp_path / "in", {"a": b"1"}))
+        store.put_bytes("dd", b"")
+        store.delete("d")
+        store.delete("d")
+        assert store.list() == ["dd"]
+
+    @pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/../b", ".data/a", "a b", "a\n"])
+    def test_a_malformed_key_is_refused(self, store: ArtifactStore, key: str) -> None:
+        with pytest.raises(StoreError, match="not a store key"):
+            store.put_bytes(key, b"")
+
+    def test_readers_beside_writers_see_one_whole_value(self, store: ArtifactStore) -> None:
+        values = [bytes([n]) * 20_000 for n in range(4)]
+        store.put_bytes("k", values[0])
+
+        def write(value: bytes) -> None:
+            for _ in range(15):
+                store.put_bytes("k", value)
+
+        def read() -> None:
+            for _ in range(60):
+                assert store.get_bytes("k") in values
+
+        with ThreadPoolExecutor() as pool:
+            jobs = [pool.submit(write, value) for value in values] + [pool.submit(read) for _ in range(2)]
+            for job in jobs:
+                job.result()
+
+    def test_another_process_opens_it_by_its_url(self, store: ArtifactStore) -> None:
+        store.put_json("k", 1)
+        assert open_store(store.url).get_json("k") == 1
