@@ -91,6 +91,10 @@ class CheckpointError(LongshellError, ValueError):
     """A checkpoint or model folder is missing, incomplete or of another shape."""
 
 
+class DivergedError(LongshellError, FloatingPointError):
+    """A gradient is not finite. The step was not taken."""
+
+
 class StoreError(LongshellError, OSError):
     """The artifact store refused, lost or corrupted an object."""
 
@@ -100,13 +104,17 @@ class ServiceError(LongshellError, RuntimeError):
 
 
 class JobFailed(LongshellError, RuntimeError):
-    """A Ray job ended without its result. Carries the last lines of its log."""
+    """A Ray job ended without its result. Carries the last lines of its log.
 
-    def __init__(self, submission_id: str, status: str, tail: str) -> None:
+    `retriable` is False when the job refused its configuration or its data: the same input would be refused again.
+    """
+
+    def __init__(self, submission_id: str, status: str, tail: str, retriable: bool = True) -> None:
         self.submission_id = submission_id
         self.status = status
         self.tail = tail
-        super().__init__(submission_id, status, tail)
+        self.retriable = retriable
+        super().__init__(submission_id, status, tail, retriable)
 
     def __str__(self) -> str:
         return f"Ray job {self.submission_id} ended {self.status}; its last lines:\n{self.tail}"

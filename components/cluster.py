@@ -1,0 +1,305 @@
+"""Ray through its Jobs API: submit a stage's job or attach to the one that runs, follow it, read its result.
+
+Invariants: a job is done when its result is in the store, whatever its exit code said; of one spec at most one job
+runs, because its submission id is a function of the spec and of how many attempts are known to have ended without a
+result; a submitter that dies leaves the job running, and the next one attaches to it.
+
+In the store, under `campaigns/<campaign>/jobs/<campaign>-<stage>-<index>-<spec digest>/`:
+`spec.json` (before the first submission), `submitted-<k>.json` (after attempt k was submitted: an attempt with this
+mark that Ray does not know is lost, since Ray forgets its jobs with the head node), `result.json` (by the job, last).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+import queue
+import shlex
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from ray.job_submission import JobStatus, JobSubmissionClient
+
+from components.artifacts import ArtifactStore
+from components.errors import JobFailed, ServiceError
+from components.joblog import LineReader, LogLine
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+EXIT_REFUSED = 2
+"""A job's exit code for "this configuration or data cannot be run": never retried."""
+STOP_GRACE_S = 15
+"""SIGTERM to SIGKILL. Ray's default of 3 s cuts a checkpoint in half."""
+TAIL_LINES = 50
+_EAGER_S = 10.0
+"""A young job is polled often, so that a short stage is not made long by waiting for it."""
+_REPLAY_CHARS = 1_000_000
+"""Below this, the end of a log is fetched with the whole of it; above, from the stream."""
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What a job is asked to do. Equal specs are the same job."""
+
+    stage: str
+    campaign: str
+    index: int
+    config: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """Short digest of everything above."""
+        canonical = json.dumps([self.stage, self.campaign, self.index, self.config, self.inputs], sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:10]
+
+    @property
+    def base(self) -> str:
+        """The submission id of the first attempt; `-r<k>` is appended for the k-th repetition."""
+        return f"{self.campaign}-{self.stage}-{self.index}-{self.digest}"
+
+    def key(self, name: str) -> str:
+        """Store key of one of the job's documents."""
+        return f"campaigns/{self.campaign}/jobs/{self.base}/{name}"
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job in Ray: its id, and whether it was found running rather than submitted now."""
+
+    id: str
+    attached: bool
+
+
+class Cluster:
+    """The Ray cluster behind one Jobs address, seen by one submitting process.
+
+    Args:
+        address: URL of the Jobs API. The token, when the cluster wants one, is found by Ray's own environment.
+        package: where the stages' entry modules live; `<package>.<stage>` is run with the spec's path.
+        patience_s: how long Ray may not answer before that is a `ServiceError`.
+    """
+
+    def __init__(
+        self, address: str, store: ArtifactStore, *, package: str = "components.jobs", patience_s: float = 60.0
+    ) -> None:
+        self._store = store
+        self._package = package
+        self._patience_s = patience_s
+        try:
+            self._client = JobSubmissionClient(address)
+        except (ConnectionError, RuntimeError) as error:
+            raise ServiceError(f"Ray does not answer at {address}: {error}") from error
+
+    def result(self, spec: JobSpec) -> dict[str, Any] | None:
+        """The committed result of a spec, or None."""
+        key = spec.key("result.json")
+        return dict(self._store.get_json(key)) if self._store.exists(key) else None
+
+    def submit(self, spec: JobSpec, metadata: Mapping[str, str]) -> Submission:
+        """Attaches to the attempt that runs, or submits the next one. Losing the race to submit is attaching."""
+        if not self._store.exists(spec.key("spec.json")):
+            self._store.put_json(spec.key("spec.json"), self._document(spec))
+        for attempt in itertools.count():
+            submission_id = spec.base + (f"-r{attempt}" if attempt else "")
+            mark = spec.key(f"submitted-{attempt}.json")
+            # The mark is read before Ray is asked: read after, a racing submitter's mark would look like a lost job.
+            marked = self._store.exists(mark)
+            status = self._status(submission_id)
+            if status is None and not marked:
+                attached = self._submit(spec, submission_id, metadata)
+                self._store.put_json(mark, {"submission_id": submission_id, **metadata})
+                return Submission(submission_id, attached)
+            if status is not None and not status.is_terminal():
+                return Submission(submission_id, attached=True)
+            if status == JobStatus.SUCCEEDED and self.result(spec) is not None:
+                return Submission(submission_id, attached=True)
+        raise AssertionError("unreachable")
+
+    def follow(
+        self, spec: JobSpec, submission_id: str, emit: Callable[[LogLine], None], tick: Callable[[], None]
+    ) -> dict[str, Any]:
+        """Passes every log line to `emit` once, calls `tick` about once a second, and returns the result.
+
+        Raises:
+            JobFailed: the job ended, or is lost, without a result.
+            ServiceError: Ray stopped answering.
+        """
+        stream = _LogStream(self._client, submission_id)
+        tail: deque[str] = deque(maxlen=TAIL_LINES)
+
+        def pass_on(lines: list[LogLine]) -> None:
+            for line in lines:
+                tail.append(line.text)
+                emit(line)
+
+        try:
+            status = self._until_ended(spec, submission_id, lambda: pass_on(stream.take()), tick)
+            pass_on(stream.rest())
+        finally:
+            stream.close()
+        tick()
+        if (result := self.result(spec)) is not None:
+            return result
+        info = self._client.get_job_info(submission_id) if status is not None else None
+        code = info.driver_exit_code if info else None
+        words = f"{status or 'LOST'}" + (f" with exit code {code}" if code is not None else "")
+        retriable = code != EXIT_REFUSED and status != JobStatus.STOPPED
+        if info and not tail:
+            tail.append(info.message or "(no output)")
+        raise JobFailed(submission_id, words, "\n".join(tail), retriable)
+
+    def stop(self, submission_id: str, *, wait_s: float = STOP_GRACE_S + 5) -> None:
+        """Asks a job to stop (SIGTERM, after the grace SIGKILL) and waits until it has."""
+        self._client.stop_job(submission_id)
+        deadline = time.monotonic() + wait_s
+        while (status := self._status(submission_id)) is not None and not status.is_terminal():
+            if time.monotonic() > deadline:
+                raise ServiceError(f"Ray job {submission_id} did not stop within {wait_s:.0f} s")
+            time.sleep(0.2)
+
+    def running(self, metadata: Mapping[str, str]) -> list[str]:
+        """Submission ids of unfinished jobs that were submitted with (at least) this metadata."""
+        jobs = self._client.list_jobs()
+        return [
+            job.submission_id
+            for job in jobs
+            if job.submission_id and not job.status.is_terminal() and metadata.items() <= (job.metadata or {}).items()
+        ]
+
+    def _document(self, spec: JobSpec) -> dict[str, Any]:
+        return {
+            "stage": spec.stage,
+            "campaign": spec.campaign,
+            "index": spec.index,
+            "config": spec.config,
+            "inputs": spec.inputs,
+            "store": self._store.url,
+            "result": spec.key("result.json"),
+        }
+
+    def _submit(self, spec: JobSpec, submission_id: str, metadata: Mapping[str, str]) -> bool:
+        module, path = f"{self._package}.{spec.stage}", self._store.address(spec.key("spec.json"))
+        command = shlex.join([sys.executable, "-m", module, path])
+        environment = {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(REPOSITORY),
+            "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_GRACE_S),
+            "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+            "RAY_COLOR_PREFIX": "0",
+            "RAY_DEDUP_LOGS": "0",
+        }
+        try:
+            self._client.submit_job(
+                entrypoint=f"cd {shlex.quote(str(REPOSITORY))} && exec {command}",
+                submission_id=submission_id,
+                metadata=dict(metadata),
+                runtime_env={"env_vars": environment},
+            )
+        except RuntimeError as error:
+            if "already exists" not in str(error):
+                raise ServiceError(f"Ray refused job {submission_id}: {error}") from error
+            return True
+        return False
+
+    def _status(self, submission_id: str) -> JobStatus | None:
+        try:
+            return self._client.get_job_status(submission_id)
+        except RuntimeError as error:
+            if "404" in str(error) or "does not exist" in str(error):
+                return None
+            raise
+
+    def _until_ended(
+        self, spec: JobSpec, submission_id: str, drain: Callable[[], None], tick: Callable[[], None]
+    ) -> JobStatus | None:
+        """Polls until the job is terminal or unknown to Ray."""
+        started = answered = ticked = time.monotonic()
+        while True:
+            now = time.monotonic()
+            try:
+                status = self._status(submission_id)
+                answered = now
+            except (ConnectionError, RuntimeError, OSError) as error:
+                if now - answered > self._patience_s:
+                    raise ServiceError(f"Ray has not answered for {self._patience_s:.0f} s: {error}") from error
+            else:
+                if status is None or status.is_terminal():
+                    return status
+            drain()
+            if now - ticked >= 1.0:
+                ticked = now
+                tick()
+            eager = now - started < _EAGER_S or self._store.exists(spec.key("result.json"))
+            time.sleep(0.1 if eager else 0.5)
+
+
+class _LogStream:
+    """Follows a job's log in a thread, reconnecting when the stream drops; Ray then replays it from its start."""
+
+    def __init__(self, client: JobSubmissionClient, submission_id: str) -> None:
+        self._client = client
+        self._id = submission_id
+        self._reader = LineReader()
+        self._lines: queue.SimpleQueue[LogLine] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"log of {submission_id}", daemon=True)
+        self._thread.start()
+
+    def take(self) -> list[LogLine]:
+        """The lines that arrived since the last call."""
+        lines = []
+        while True:
+            try:
+                lines.append(self._lines.get_nowait())
+            except queue.Empty:
+                return lines
+
+    def rest(self) -> list[LogLine]:
+        """What is left of the log of a job that has ended. The stream itself notices the end a second or two late."""
+        if self._reader.position > _REPLAY_CHARS:
+            self._thread.join(timeout=5.0)
+        self.close()
+        lines = self.take()
+        try:
+            text = self._client.get_job_logs(self._id) if self._reader.position <= _REPLAY_CHARS else ""
+        except (RuntimeError, OSError):
+            text = ""  # Lost with its node; what was streamed is what there is.
+        return [*lines, *self._reader.feed(text, 0), *self._reader.flush()]
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closed.set()
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        asyncio.run(self._follow())
+
+    async def _follow(self) -> None:
+        while not self._closed.is_set():
+            reading = asyncio.create_task(self._read())
+            while not reading.done() and not self._closed.is_set():
+                await asyncio.wait([reading], timeout=0.1)
+            reading.cancel()
+            try:
+                await reading
+                return
+            except asyncio.CancelledError:
+                return
+            except (aiohttp.ClientError, RuntimeError, OSError):
+                await asyncio.sleep(0.5)
+
+    async def _read(self) -> None:
+        start = 0
+        async for chunk in self._client.tail_job_logs(self._id):
+            for line in self._reader.feed(chunk, start):
+                self._lines.put(line)
+            start += len(chunk)

@@ -1,0 +1,54 @@
+"""A job's log as lines with levels.
+
+Jobs print; what arrives are chunks of text that end anywhere. `LineReader` cuts them into lines and gives each its
+level: the first level word near its start, otherwise the level of the line before (a traceback belongs to its error).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_LEVEL_WORD = re.compile(r"^.{0,60}?\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
+_LEVELS = logging.getLevelNamesMapping()
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of a job's log and its `logging` level."""
+
+    level: int
+    text: str
+
+
+class LineReader:
+    """Cuts a growing text into `LogLine`s. Text that was read before (a reconnected stream) is skipped."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        """Characters of the log consumed so far."""
+        self._rest = ""
+        self._level = logging.INFO
+
+    def feed(self, text: str, start: int) -> Iterator[LogLine]:
+        """Yields the lines that `text` completes; `start` is where in the log `text` begins."""
+        fresh = text[max(0, self.position - start) :]
+        self.position = max(self.position, start + len(text))
+        *lines, self._rest = (self._rest + fresh).split("\n")
+        yield from (self._line(line) for line in lines)
+
+    def flush(self) -> Iterator[LogLine]:
+        """Yields the last line of a log that does not end with a line break."""
+        rest, self._rest = self._rest, ""
+        if rest:
+            yield self._line(rest)
+
+    def _line(self, text: str) -> LogLine:
+        text = text.rstrip("\r")
+        if found := _LEVEL_WORD.match(text):
+            self._level = _LEVELS[found.group(1)]
+        elif text.startswith("Traceback (most recent call last)"):
+            self._level = logging.ERROR
+        return LogLine(self._level, text)
