@@ -5,7 +5,7 @@ trainable token of its row, so an observation is neither bootstrapped from nor d
 on an observation is earned by the last action before it.
 
 Estimation runs on the returns, R_i = r_i + gamma (1 - lambda) V_{i+1} + (gamma lambda) R_{i+1}, A_i = R_i - V_i: a
-linear scan over the trainable tokens of a row, in float64 on the CPU wherever the tensors live (NumPy's small calls cost
+linear scan over the trainable tokens of a row, in float64 on the CPU wherever the tensors live (NumPy's calls cost
 a fifth of torch's). Blocks are scanned by one matrix product, their heads by the same scan one level up.
 """
 
