@@ -65,10 +65,7 @@ class PpoConfig(Section):
 class TrainerConfig(Section):
     """The Megatron-Core backend."""
 
-    backend: Literal["megatron"] = "megatron"
-    device: Literal["cpu", "cuda"] = "cpu"
-    dtype: Literal["float32", "bfloat16"] = "float32"
     micro_batch_tokens: int = Field(8_192, ge=128)
-    """Upper bound of tokens (padding included) of one micro-batch."""
+    """Upper bound of tokens of one micro-batch. Streams are packed whole, so it also bounds the longest stream."""
     threads: int = Field(1, ge=1)
     """Torch threads of the trainer process. Two help on an idle machine and stall on a busy one."""

@@ -26,6 +26,11 @@ class ModelConfig(Section):
     vocab_size: int = Field(768, ge=260)
     """Size of the tokenizer that is trained on generated text; the embedding has as many rows."""
     rope_theta: float = Field(10_000.0, gt=0)
+    rms_norm_eps: float = Field(1e-6, gt=0)
+    max_position_embeddings: int = Field(2_048, ge=16)
+    """Longest stream the samplers accept; written to config.json. The rotary embedding itself has no limit."""
+    tie_word_embeddings: bool = True
+    """The output layer is the embedding. The critic never ties."""
     init_std: float = Field(0.06, gt=0)
     """Standard deviation of the initial weights. 0.02 is too small at width 128: learning stalls."""
 

@@ -1,0 +1,117 @@
+"""Runs the unchanged Megatron-Core 0.16.1 on a CPU with gloo; does nothing where CUDA exists.
+
+Invariant: importing this module imports no Megatron. `prepare` is called before any other Megatron import, is safe to
+call again, and afterwards a process group and Megatron's model-parallel state exist.
+
+What Megatron assumes and a CPU lacks, each with its smallest answer:
+- its fusers are `torch.compile`d at import, which loads the compiler (half of the import time) and would want a C++
+  compiler at the first call: `torch.compile` is the identity while Megatron is imported;
+- tensors are created on `torch.cuda.current_device()`: that becomes the CPU device;
+- the CUDA RNG tracker: Megatron's own tracker for inference, which needs dropout 0 (held by `specs`);
+- `device="cuda"`, `.cuda()`, `pin_memory` and checks for `torch.cuda.FloatTensor` in the schedules and optimizers:
+  `cuda_as_cpu`, a mode that is active around those calls only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.overrides import TorchFunctionMode
+
+MODULES = (
+    "megatron.core.parallel_state",
+    "megatron.core.models.gpt",
+    "megatron.core.models.gpt.gpt_layer_specs",
+    "megatron.core.distributed",
+    "megatron.core.optimizer.optimizer",
+    "megatron.core.pipeline_parallel",
+    "megatron.core.tensor_parallel.random",
+    "megatron.core.transformer.moe.moe_utils",
+)
+
+
+def prepare(threads: int = 1) -> None:
+    """Imports Megatron, fits it to this machine, and starts a process group of one when there is none."""
+    on_cpu = not torch.cuda.is_available()
+    with _without_compiler() if on_cpu else contextlib.nullcontext():
+        modules = {name: importlib.import_module(name) for name in MODULES}
+    if on_cpu:
+        torch.set_num_threads(threads)
+        _fit_to_cpu(modules)
+    if not dist.is_initialized():
+        # A store in this process: no port, no environment variable, nothing another trainer could collide with.
+        dist.init_process_group("gloo" if on_cpu else "nccl", store=HashStore(), rank=0, world_size=1)
+    if dist.get_world_size() != 1:
+        raise ValueError(f"the trainer runs as one process for now, the process group has {dist.get_world_size()}")
+    parallel_state = modules["megatron.core.parallel_state"]
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel()
+
+
+def cuda_as_cpu() -> contextlib.AbstractContextManager[Any]:
+    """Around Megatron's schedules and optimizers. Nothing where CUDA exists."""
+    return contextlib.nullcontext() if torch.cuda.is_available() else _CudaAsCpu()
+
+
+def plain_torch() -> contextlib.AbstractContextManager[Any]:
+    """Inside `cuda_as_cpu`, around a model's forward pass: it needs no rewriting and is a tenth faster without."""
+    return torch._C.DisableTorchFunction()
+
+
+class _CudaAsCpu(TorchFunctionMode):
+    """Rewrites hard-coded CUDA devices to CPU and reports CPU tensors under the CUDA type names."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func is torch.Tensor.type and len(args) == 1 and not kwargs:
+            return func(*args).replace("torch.", "torch.cuda.")
+        if not kwargs:
+            return func(*args)
+        if str(kwargs.get("device")).startswith("cuda"):
+            kwargs = {**kwargs, "device": "cpu"}
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        return func(*args, **kwargs)
+
+
+def _uncompiled(model: Callable[..., Any] | None = None, **_: Any) -> Any:
+    return model if model is not None else lambda function: function
+
+
+@contextlib.contextmanager
+def _without_compiler() -> Iterator[None]:
+    compiler = torch.compile
+    torch.compile = _uncompiled
+    try:
+        yield
+    finally:
+        torch.compile = compiler
+
+
+def _cpu_device() -> torch.device:
+    return torch.device("cpu")
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _fit_to_cpu(modules: Mapping[str, Any]) -> None:
+    torch.cuda.current_device = _cpu_device  # type: ignore[assignment]
+    torch.cuda.synchronize = _nothing
+    random = modules["megatron.core.tensor_parallel.random"]
+    random.initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
+    random._get_cuda_rng_state = _nothing
+    random._set_cuda_rng_state = _nothing
+    moe_utils = modules["megatron.core.transformer.moe.moe_utils"]
+    if "te_general_gemm" not in vars(moe_utils):
+        moe_utils.te_general_gemm = None  # 0.16.1 reads this name without defining it when Transformer Engine is absent

@@ -1,0 +1,238 @@
+"""Weights between Hugging Face's folders and Megatron's parameters, Qwen3-MoE.
+
+Invariants: the mapping is a bijection on the on-disk keys, so a round trip is bit-equal; nothing is loaded unless every
+key is there, none is left over and every shape fits; a saved folder loads in transformers with the same logits.
+
+Megatron fuses: `linear_qkv` holds, for each key-value group, its query heads, then its key, then its value head;
+`linear_fc1` of an expert holds the gate's rows above the up projection's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from components.config import ModelConfig
+from components.errors import CheckpointError
+from components.trainer.folder import atomic_folder
+
+MODEL_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+RENAMED = {
+    "input_layernorm.weight": "input_layernorm.weight",
+    "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
+    "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
+    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
+    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
+    "mlp.router.weight": "mlp.gate.weight",
+}
+"""Parameters of a layer that differ in name only: Megatron's to Hugging Face's."""
+
+
+def expected_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every key that a Hugging Face folder of `model` holds on disk, with its shape."""
+    hidden, inner, head = model.hidden_size, model.moe_intermediate_size, model.head_dim
+    query, key = model.num_attention_heads * head, model.num_key_value_heads * head
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (model.vocab_size, hidden)}
+    for layer in range(model.num_hidden_layers):
+        prefix = f"model.layers.{layer}."
+        shapes |= {
+            prefix + "input_layernorm.weight": (hidden,),
+            prefix + "post_attention_layernorm.weight": (hidden,),
+            prefix + "self_attn.q_proj.weight": (query, hidden),
+            prefix + "self_attn.k_proj.weight": (key, hidden),
+            prefix + "self_attn.v_proj.weight": (key, hidden),
+            prefix + "self_attn.o_proj.weight": (hidden, query),
+            prefix + "self_attn.q_norm.weight": (head,),
+            prefix + "self_attn.k_norm.weight": (head,),
+            prefix + "mlp.gate.weight": (model.num_experts, hidden),
+        }
+        for expert in range(model.num_experts):
+            shapes |= {
+                f"{prefix}mlp.experts.{expert}.gate_proj.weight": (inner, hidden),
+                f"{prefix}mlp.experts.{expert}.up_proj.weight": (inner, hidden),
+                f"{prefix}mlp.experts.{expert}.down_proj.weight": (hidden, inner),
+            }
+    shapes["model.norm.weight"] = (hidden,)
+    if not model.tie_word_embeddings:
+        shapes["lm_head.weight"] = (model.vocab_size, hidden)
+    return shapes
+
+
+def to_megatron(weights: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
+    """Megatron's parameters from Hugging Face's on-disk ones."""
+    result = {
+        "embedding.word_embeddings.weight": weights["model.embed_tokens.weight"],
+        "decoder.final_layernorm.weight": weights["model.norm.weight"],
+    }
+    if not model.tie_word_embeddings:
+        result["output_layer.weight"] = weights["lm_head.weight"]
+    groups, head = model.num_key_value_heads, model.head_dim
+    for layer in range(model.num_hidden_layers):
+        theirs, ours = f"model.layers.{layer}.", f"decoder.layers.{layer}."
+        result |= {ours + name: weights[theirs + other] for name, other in RENAMED.items()}
+        query, key, value = (weights[f"{theirs}self_attn.{x}_proj.weight"] for x in "qkv")
+        parts = [x.reshape(groups, -1, model.hidden_size) for x in (query, key, value)]
+        result[ours + "self_attention.linear_qkv.weight"] = torch.cat(parts, 1).reshape(-1, model.hidden_size)
+        assert parts[1].shape[1] == head
+        experts = [f"{theirs}mlp.experts.{expert}." for expert in range(model.num_experts)]
+        result[ours + "mlp.experts.linear_fc1"] = torch.stack(
+            [torch.cat([weights[e + "gate_proj.weight"], weights[e + "up_proj.weight"]]) for e in experts]
+        )
+        result[ours + "mlp.experts.linear_fc2"] = torch.stack([weights[e + "down_proj.weight"] for e in experts])
+    return result
+
+
+def to_hugging_face(parameters: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
+    """Hugging Face's on-disk weights from Megatron's parameters."""
+    result = {
+        "model.embed_tokens.weight": parameters["embedding.word_embeddings.weight"],
+        "model.norm.weight": parameters["decoder.final_layernorm.weight"],
+    }
+    if not model.tie_word_embeddings:
+        result["lm_head.weight"] = parameters["output_layer.weight"]
+    heads, groups, head = model.num_attention_heads, model.num_key_value_heads, model.head_dim
+    for layer in range(model.num_hidden_layers):
+        theirs, ours = f"model.layers.{layer}.", f"decoder.layers.{layer}."
+        result |= {theirs + other: parameters[ours + name] for name, other in RENAMED.items()}
+        fused = parameters[ours + "self_attention.linear_qkv.weight"].view(groups, -1, model.hidden_size)
+        split = torch.split(fused, [heads // groups * head, head, head], dim=1)
+        for letter, part in zip("qkv", split, strict=True):
+            result[f"{theirs}self_attn.{letter}_proj.weight"] = part.reshape(-1, model.hidden_size)
+        first, second = parameters[ours + "mlp.experts.linear_fc1"], parameters[ours + "mlp.experts.linear_fc2"]
+        for expert in range(model.num_experts):
+            prefix = f"{theirs}mlp.experts.{expert}."
+            gate, up = first[expert].chunk(2)
+            result |= {
+                prefix + "gate_proj.weight": gate,
+                prefix + "up_proj.weight": up,
+                prefix + "down_proj.weight": second[expert],
+            }
+    return {name: tensor.detach().contiguous().clone() for name, tensor in result.items()}
+
+
+def hugging_face_config(model: ModelConfig) -> dict[str, Any]:
+    """The `config.json` of `model`."""
+    return {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "num_hidden_layers": model.num_hidden_layers,
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_key_value_heads,
+        "head_dim": model.head_dim,
+        "num_experts": model.num_experts,
+        "num_experts_per_tok": model.num_experts_per_tok,
+        "moe_intermediate_size": model.moe_intermediate_size,
+        "intermediate_size": model.moe_intermediate_size,
+        "max_position_embeddings": model.max_position_embeddings,
+        "rms_norm_eps": model.rms_norm_eps,
+        "rope_theta": model.rope_theta,
+        "tie_word_embeddings": model.tie_word_embeddings,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "use_sliding_window": False,
+        "initializer_range": model.init_std,
+        "torch_dtype": "float32",
+    }
+
+
+def write_folder(folder: Path, parameters: Mapping[str, Tensor], model: ModelConfig) -> None:
+    """Writes weights and configuration; the folder appears whole or not at all."""
+    with atomic_folder(folder) as fresh:
+        save_file(to_hugging_face(parameters, model), fresh / MODEL_FILE, metadata={"format": "pt"})
+        (fresh / "config.json").write_text(json.dumps(hugging_face_config(model), indent=2) + "\n")
+
+
+def read_folder(folder: Path, model: ModelConfig) -> dict[str, Tensor]:
+    """Megatron's float32 parameters from a Hugging Face folder.
+
+    Raises:
+        CheckpointError: the folder, its configuration or a file is missing or broken, or keys or shapes do not fit.
+    """
+    problems = _config_problems(folder, model)
+    weights = read_tensors(_weight_files(folder))
+    shapes = expected_shapes(model)
+    if model.tie_word_embeddings and "lm_head.weight" in weights:
+        head = weights.pop("lm_head.weight")
+        if not torch.equal(head, weights.get("model.embed_tokens.weight", head)):
+            problems.append("lm_head.weight differs from model.embed_tokens.weight, but the model ties them")
+    problems += fit_problems({name: tuple(x.shape) for name, x in weights.items()}, shapes)
+    if problems:
+        raise CheckpointError(_listed(folder, problems))
+    return to_megatron({name: tensor.float() for name, tensor in weights.items()}, model)
+
+
+def fit_problems(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Every key that is missing, left over or of another shape."""
+    problems = [f"missing: {name}" for name in wanted if name not in found]
+    problems += [f"unexpected: {name}" for name in found if name not in wanted]
+    problems += [
+        f"{name} is {list(shape)}, the model needs {list(wanted[name])}"
+        for name, shape in found.items()
+        if name in wanted and shape != wanted[name]
+    ]
+    return problems
+
+
+def read_tensors(files: list[Path]) -> dict[str, Tensor]:
+    """All tensors of safetensors files; CheckpointError when one is missing or cut short."""
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing")
+        try:
+            with safe_open(file, framework="pt") as opened:
+                tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (not a mapping)
+        except SafetensorError as error:
+            raise CheckpointError(f"{file} is not a whole safetensors file: {error}") from error
+    return tensors
+
+
+def read_json(file: Path) -> Any:
+    """The content of a JSON file of a checkpoint; CheckpointError when it is missing or cut short."""
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / INDEX_FILE
+    if not index.is_file():
+        return [folder / MODEL_FILE]
+    return [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
+
+
+def _config_problems(folder: Path, model: ModelConfig) -> list[str]:
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder")
+    found = read_json(folder / "config.json")
+    # transformers 5 moved the base of the rotary embedding into a dictionary of its own.
+    found.setdefault("rope_theta", found.get("rope_parameters", {}).get("rope_theta"))
+    wanted = hugging_face_config(model)
+    free = {"architectures", "torch_dtype", "initializer_range", "intermediate_size", "max_position_embeddings"}
+    return [
+        f"config.json has {name} {found[name]!r}, the model needs {value!r}"
+        for name, value in wanted.items()
+        if name not in free and name in found and found[name] != value
+    ]
+
+
+def _listed(folder: Path, problems: list[str]) -> str:
+    shown = [f"  - {problem}" for problem in problems[:20]]
+    rest = [f"  … and {len(problems) - 20} more"] if len(problems) > 20 else []
+    return "\n".join([f"{folder}: {len(problems)} problem{'s' * (len(problems) > 1)}", *shown, *rest])

@@ -1,0 +1,97 @@
+"""What every trainer offers, whatever trains underneath.
+
+Invariants: arrays are per sample and aligned with its tokens, 0 where nothing was sampled. One call of a `*_step` is
+one optimizer step over the global batch, however it was cut into micro-batches. The critic's values and its step route
+freely; the actor's log-probs and step replay the recorded routing when asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+
+from components.errors import RecordError
+from components.records import Float32, Sample
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LearnItem:
+    """A sample with what PPO needs to learn from it; arrays are float32[N], read only where the mask is set.
+
+    Attributes:
+        sample: the stream.
+        advantages_N: advantage of each sampled token.
+        returns_N: return of each sampled token, the critic's target.
+        old_logprobs_N: log-probs under the behaviour snapshot, by this trainer.
+        old_values_N: the critic's values before this step's update.
+
+    Raises:
+        RecordError: an array does not fit the tokens.
+    """
+
+    sample: Sample
+    advantages_N: Float32
+    returns_N: Float32
+    old_logprobs_N: Float32
+    old_values_N: Float32
+
+    def __post_init__(self) -> None:
+        name = f"item {self.sample.trial_id}/{self.sample.chunk}"
+        arrays = (self.advantages_N, self.returns_N, self.old_logprobs_N, self.old_values_N)
+        lengths = [len(array) for array in arrays]
+        if any(length != len(self.sample.tokens) for length in lengths):
+            raise RecordError(f"{name}: arrays of {lengths} for {len(self.sample.tokens)} tokens")
+        if not all(np.isfinite(array[self.sample.loss_mask]).all() for array in arrays):
+            raise RecordError(f"{name}: a figure of a trainable token is not finite")
+
+
+class Trainer(Protocol):
+    """An actor, and a critic when it was built with one. Metric names carry no prefix; the caller adds it."""
+
+    def sft_step(self, samples: Sequence[Sample], *, lr_share: float, aux_loss_coef: float) -> dict[str, float]:
+        """One step on the token-mean cross entropy: `loss`, `grad_norm`, `tokens`, and `aux_loss` when it is on."""
+        ...
+
+    def logprobs(
+        self, samples: Sequence[Sample], *, weights: Literal["current", "behaviour"], replay: bool, temperature: float
+    ) -> list[Float32]:
+        """float32[N] a sample: log-prob of each sampled token."""
+        ...
+
+    def values(self, samples: Sequence[Sample]) -> list[Float32]:
+        """float32[N] a sample: the critic's value before each sampled token."""
+        ...
+
+    def critic_step(self, items: Sequence[LearnItem], *, value_clip: float, scale: float) -> dict[str, float]:
+        """One step on `scale` times the clipped value loss (Eq 17)."""
+        ...
+
+    def actor_step(
+        self, items: Sequence[LearnItem], *, clip: float, temperature: float, replay: bool = True
+    ) -> dict[str, float]:
+        """One step on the clipped policy loss (Eq 18)."""
+        ...
+
+    def rotate(self) -> None:
+        """The behaviour snapshot becomes the current actor."""
+        ...
+
+    def load_hf(self, folder: Path, *, what: Literal["actor", "critic_from_actor"] = "actor") -> None:
+        """Takes weights from a Hugging Face folder, for the actor, or for the critic's trunk with a head of zeros."""
+        ...
+
+    def save_hf(self, folder: Path) -> None:
+        """Writes the actor as a Hugging Face folder, atomically."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Writes everything a bit-exact continuation needs, atomically."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Continues from what `save` wrote."""
+        ...
