@@ -1,0 +1,94 @@
+"""The report of a run as Markdown: verdict, findings, held-out scores, the run in a few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from components.diagnostics.findings import Diagnosis, Severity
+from components.diagnostics.series import Evaluation, Series, StepRecord
+
+MARKS: Mapping[Severity, str] = {
+    Severity.OK: "ok",
+    Severity.BLIND: "not measured",
+    Severity.WARN: "**warning**",
+    Severity.RED: "**RED**",
+}
+COLUMNS = (
+    ("reward", "rollout/reward_mean"),
+    ("pass rate", "rollout/pass_rate"),
+    ("turns", "rollout/turns_mean"),
+    ("cancelled", "rollout/cancelled"),
+    ("faults", "rollout/infra_faults"),
+    ("explained variance", "critic/explained_variance"),
+    ("engine gap", "gap/engine_token_mean"),
+    ("policy gap", "gap/policy_token_mean"),
+)
+MAX_ROWS = 12
+
+
+def render(
+    title: str,
+    diagnosis: Diagnosis,
+    records: Sequence[StepRecord],
+    evaluations: Sequence[Evaluation],
+    *,
+    links: Mapping[str, str] | None = None,
+) -> str:
+    """The whole report. `links` are listed at its end (text → address)."""
+    parts = [f"# {title}", f"**Verdict: {diagnosis.verdict}.**", _findings(diagnosis)]
+    if evaluations:
+        parts += ["## Held-out tasks", _evaluations(evaluations)]
+    series = Series(records)
+    if series.steps:
+        parts += [f"## Steps ({len(series.steps)})", _steps(series)]
+    if links:
+        parts += ["## Links", "\n".join(f"- [{text}]({address})" for text, address in links.items())]
+    return "\n\n".join(parts) + "\n"
+
+
+def _findings(diagnosis: Diagnosis) -> str:
+    rows = [[MARKS[finding.severity], finding.name, finding.text] for finding in diagnosis.findings]
+    return _table(["", "detector", "finding"], rows)
+
+
+def _evaluations(evaluations: Sequence[Evaluation]) -> str:
+    rows = []
+    for evaluation in evaluations:
+        score = evaluation.score
+        rate = _number(score.get("resolved"), ".1%")
+        error = score.get("stderr")
+        rows.append(
+            [
+                evaluation.name,
+                rate + ("" if error is None else f" ± {error:.1%}"),
+                _number(score.get("assertions_passed"), ".1%"),
+                _number(score.get("mean_reward"), ".3f"),
+                _number(score.get("turns_mean"), ".2f"),
+                _number(score.get("trials"), ".0f"),
+                _number(score.get("faults"), ".0f"),
+            ]
+        )
+    return _table(["checkpoint", "pass rate", "assertions", "reward", "turns", "trials", "faults"], rows)
+
+
+def _steps(series: Series) -> str:
+    """At most MAX_ROWS steps, evenly spread, first and last among them."""
+    count = len(series.steps)
+    shown = (
+        sorted({round(i * (count - 1) / (MAX_ROWS - 1)) for i in range(MAX_ROWS)}) if count > MAX_ROWS else range(count)
+    )
+    points = {name: dict(series.points(name)) for _, name in COLUMNS}
+    rows = [
+        [str(step), *(_number(points[name].get(step), ".4g") for _, name in COLUMNS)]
+        for step in (series.steps[index] for index in shown)
+    ]
+    return _table(["step", *(title for title, _ in COLUMNS)], rows)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
