@@ -1,0 +1,20 @@
+"""Tasks: Harbor directories, the pool that indexes them, and the generator of the miniature's."""
+
+from components.pool.build import build_pool
+from components.pool.generator import GeneratedTask, Split, generate
+from components.pool.index import Cursor, Pool, index_folder, write_index
+from components.pool.task import Task, directory_digest, load_task
+
+__all__ = [
+    "Cursor",
+    "GeneratedTask",
+    "Pool",
+    "Split",
+    "Task",
+    "build_pool",
+    "directory_digest",
+    "generate",
+    "index_folder",
+    "load_task",
+    "write_index",
+]

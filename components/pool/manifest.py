@@ -1,0 +1,142 @@
+"""Reads `task.toml`, tolerantly: schemas 1.0 to 1.4, the legacy keys `version`, `memory` and `storage`.
+
+Invariant: every problem is reported with its place, not only the first. Keys this loader does not know are left alone:
+they belong to Harbor.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEMAS = ("1.0", "1.1", "1.2", "1.3", "1.4")
+DEFAULT_TIMEOUT_S = 600.0
+"""Harbor's default of the verifier and of the build."""
+
+_NUMBER = (int, float)
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "agent.timeout_sec": (_NUMBER, "a number of seconds"),
+    "verifier.timeout_sec": (_NUMBER, "a number of seconds"),
+    "verifier.env": ((dict,), "a table of strings"),
+    "solution.env": ((dict,), "a table of strings"),
+    "environment.build_timeout_sec": (_NUMBER, "a number of seconds"),
+    "environment.docker_image": ((str,), "a string"),
+    "environment.workdir": ((str,), "a string"),
+    "environment.env": ((dict,), "a table of strings"),
+    "environment.cpus": (_NUMBER, "a number"),
+    "environment.memory_mb": (_NUMBER, "a number of MiB"),
+    "environment.storage_mb": (_NUMBER, "a number of MiB"),
+    "environment.memory": ((str,), 'a size like "2G"'),
+    "environment.storage": ((str,), 'a size like "10G"'),
+    "metadata.category": ((str,), "a string"),
+    "metadata.difficulty": ((str,), "a string"),
+    "metadata.lineage": ((list,), "a list of strings"),
+    "metadata.assertion_ids": ((list,), "a list of strings"),
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B?", re.IGNORECASE)
+_MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a task says about itself. Limits are None where it says nothing."""
+
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    agent_timeout_s: float | None = None
+    verifier_timeout_s: float = DEFAULT_TIMEOUT_S
+    build_timeout_s: float = DEFAULT_TIMEOUT_S
+    docker_image: str | None = None
+    workdir: str | None = None
+    cpus: float | None = None
+    memory_mb: int | None = None
+    disk_mb: int | None = None
+    environment_env: Mapping[str, str] = field(default_factory=dict)
+    verifier_env: Mapping[str, str] = field(default_factory=dict)
+    solution_env: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse_manifest(text: str) -> tuple[Manifest, list[str]]:
+    """The manifest in `text` and every problem with it; with problems, the manifest must not be used."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        return Manifest(), [f"task.toml: not valid TOML: {error}"]
+    problems = _schema(document) + _unsupported(document)
+    values: dict[str, Any] = {}
+    for key, (types, wanted) in _TYPES.items():
+        value, problem = _look_up(document, key)
+        if problem is None and value is not None:
+            problem = _mismatch(value, types, wanted)
+        if problem is not None:
+            problems.append(f"task.toml: {key}: {problem}")
+        else:
+            values[key] = value
+    if problems:
+        return Manifest(), sorted(set(problems), key=problems.index)
+    return _manifest(document, values), []
+
+
+def _manifest(document: Mapping[str, Any], values: Mapping[str, Any]) -> Manifest:
+    return Manifest(
+        metadata=document.get("metadata", {}),
+        agent_timeout_s=values["agent.timeout_sec"],
+        verifier_timeout_s=float(values["verifier.timeout_sec"] or DEFAULT_TIMEOUT_S),
+        build_timeout_s=float(values["environment.build_timeout_sec"] or DEFAULT_TIMEOUT_S),
+        docker_image=values["environment.docker_image"],
+        workdir=values["environment.workdir"],
+        cpus=values["environment.cpus"],
+        memory_mb=_mib(values["environment.memory_mb"], values["environment.memory"]),
+        disk_mb=_mib(values["environment.storage_mb"], values["environment.storage"]),
+        environment_env=values["environment.env"] or {},
+        verifier_env=values["verifier.env"] or {},
+        solution_env=values["solution.env"] or {},
+    )
+
+
+def _schema(document: Mapping[str, Any]) -> list[str]:
+    version = document.get("schema_version", document.get("version", SCHEMAS[-1]))
+    if str(version) in SCHEMAS:
+        return []
+    return [f"task.toml: schema_version: {version!r} is not supported ({SCHEMAS[0]} to {SCHEMAS[-1]})"]
+
+
+def _unsupported(document: Mapping[str, Any]) -> list[str]:
+    problems = []
+    if document.get("steps"):
+        problems.append("task.toml: steps: multi-step tasks are not supported")
+    environment = document.get("environment")
+    if isinstance(environment, dict) and environment.get("os", "linux") != "linux":
+        problems.append(f"task.toml: environment.os: {environment['os']!r} is not supported (linux)")
+    return problems
+
+
+def _look_up(document: Mapping[str, Any], key: str) -> tuple[Any, str | None]:
+    """(value or None, problem). A section that is not a table is the problem of each of its keys."""
+    section, _, leaf = key.partition(".")
+    table = document.get(section, {})
+    if not isinstance(table, dict):
+        return None, f"[{section}] must be a table"
+    return table.get(leaf), None
+
+
+def _mismatch(value: Any, types: tuple[type, ...], wanted: str) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, types):
+        return f"must be {wanted}, is {value!r}"
+    if isinstance(value, int | float) and not 0 < value < float("inf"):
+        return f"must be positive, is {value!r}"
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if not all(isinstance(part, str) for part in parts):
+        return f"must be {wanted}, is {value!r}"
+    unreadable = isinstance(value, str) and wanted.startswith("a size") and not _SIZE.fullmatch(value)
+    return f"must be {wanted}, is {value!r}" if unreadable else None
+
+
+def _mib(number: float | None, legacy: str | None) -> int | None:
+    """MiB from the current key, else from the legacy one ("2G")."""
+    if number is not None:
+        return int(number)
+    match = _SIZE.fullmatch(legacy) if legacy else None
+    return max(1, int(float(match[1]) * _MIB[match[2].upper()])) if match else None
