@@ -16,13 +16,13 @@ class ModelConfig(Section):
     """Folder of a Hugging Face checkpoint to start from. Absent: the `base` stage trains one from demonstrations."""
     architecture: Literal["qwen3_moe"] = "qwen3_moe"
     num_hidden_layers: int = Field(2, ge=1)
-    hidden_size: int = Field(128, ge=8)
+    hidden_size: int = Field(128, ge=8, multiple_of=8)
     num_attention_heads: int = Field(4, ge=1)
     num_key_value_heads: int = Field(4, ge=1)
-    head_dim: int = Field(32, ge=8)
+    head_dim: int = Field(32, ge=8, multiple_of=2)
     num_experts: int = Field(8, ge=2, le=65_535)
     num_experts_per_tok: int = Field(2, ge=1)
-    moe_intermediate_size: int = Field(64, ge=8)
+    moe_intermediate_size: int = Field(64, ge=8, multiple_of=8)
     vocab_size: int = Field(768, ge=260)
     """Size of the tokenizer that is trained on generated text; the embedding has as many rows."""
     rope_theta: float = Field(10_000.0, gt=0)

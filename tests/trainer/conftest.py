@@ -1,0 +1,33 @@
+"""A model small enough that a step takes milliseconds, and streams for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from components.config import ModelConfig
+from components.records import Sample
+from tests.conformance.trainer_suite import random_sample
+
+MODEL = ModelConfig(
+    num_hidden_layers=2,
+    hidden_size=32,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=16,
+    vocab_size=260,
+)
+
+
+@pytest.fixture
+def model() -> ModelConfig:
+    return MODEL
+
+
+@pytest.fixture
+def samples() -> list[Sample]:
+    generator = np.random.default_rng(7)
+    return [random_sample(generator, MODEL, length) for length in (40, 9, 61, 33, 2)]

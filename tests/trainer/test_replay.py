@@ -1,0 +1,162 @@
+"""Routing replay on a real Megatron model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from components.config import ModelConfig, TrainerConfig
+from components.errors import RecordError
+from components.records import Sample
+from components.trainer.batching import MicroBatch, micro_batches
+from components.trainer.megatron import MegatronTrainer
+from components.trainer.megatron.replay import FREE, check_plan
+from tests.conformance.trainer_suite import ADAM
+
+
+@pytest.fixture
+def trainer(model: ModelConfig) -> MegatronTrainer:
+    return MegatronTrainer(model, TrainerConfig(micro_batch_tokens=8_192), actor=ADAM, seed=3)
+
+
+@pytest.fixture
+def batch(samples: list[Sample]) -> MicroBatch:
+    (only,) = micro_batches(samples, 8_192, replay=False)
+    return only
+
+
+def planned(batch: MicroBatch, routing_LTK: Tensor | None) -> MicroBatch:
+    return MicroBatch(
+        batch.streams, batch.lengths, batch.ids_T, batch.offsets_T, batch.rows_M, batch.targets_M, routing_LTK
+    )
+
+
+def logits(trainer: MegatronTrainer, batch: MicroBatch, routing_LTK: Tensor | None) -> Tensor:
+    (result,) = trainer.actor.evaluate([planned(batch, routing_LTK)], lambda outputs, _: outputs.clone())
+    return result
+
+
+def record(trainer: MegatronTrainer, batch: MicroBatch) -> Tensor:
+    with trainer.actor.replay.record() as layers:
+        logits(trainer, batch, None)
+    return torch.stack([passes[0] for passes in layers])
+
+
+def gradients(trainer: MegatronTrainer, batch: MicroBatch, routing_LTK: Tensor) -> dict[str, Tensor]:
+    def loss(outputs: Tensor, _: MicroBatch) -> tuple[Tensor, None]:
+        return outputs.square().mean(), None
+
+    kept: dict[str, Tensor] = {}
+
+    def grab(*_: Any) -> float:
+        kept.update({name: p.main_grad.clone() for name, p in trainer.actor.module.named_parameters()})
+        return 0.0
+
+    assert trainer.actor.optimizer is not None
+    trainer.actor.optimizer.step = grab  # type: ignore[method-assign]
+    trainer.actor.train([planned(batch, routing_LTK)], loss)
+    return kept
+
+
+def test_replaying_its_own_record_changes_nothing(trainer: MegatronTrainer, batch: MicroBatch) -> None:
+    own = record(trainer, batch)
+    free = logits(trainer, batch, None)
+    assert torch.equal(free, logits(trainer, batch, own))
+    assert torch.equal(free, logits(trainer, batch, own.flip(-1)))
+
+
+def test_forced_experts_change_the_logits_and_get_all_the_gradient(trainer: MegatronTrainer, batch: MicroBatch) -> None:
+    forced = torch.tensor([0, 2]).expand(2, len(batch.ids_T), 2).contiguous()
+    assert not torch.allclose(logits(trainer, batch, None), logits(trainer, batch, forced), atol=1e-3)
+    found = gradients(trainer, batch, forced)
+    for layer in range(2):
+        prefix = f"decoder.layers.{layer}.mlp."
+        for name in ("router.weight", "experts.linear_fc1", "experts.linear_fc2"):
+            touched = found[prefix + name].flatten(1).abs().sum(1) > 0
+            assert touched.tolist() == [True, False, True, False], name
+
+
+def test_a_row_of_minus_one_routes_freely(trainer: MegatronTrainer, batch: MicroBatch) -> None:
+    forced = torch.tensor([0, 2]).expand(2, len(batch.ids_T), 2).contiguous()
+    open_plan = torch.full_like(forced, FREE)
+    assert torch.equal(logits(trainer, batch, None), logits(trainer, batch, open_plan))
+    first = batch.lengths[0]
+    mixed = forced.clone()
+    mixed[:, :first] = FREE
+    alone = batch.rows_M < first
+    assert torch.equal(logits(trainer, batch, mixed)[alone], logits(trainer, batch, None)[alone])
+    assert not torch.equal(logits(trainer, batch, mixed)[~alone], logits(trainer, batch, None)[~alone])
+
+
+def test_rows_belong_to_their_own_stream_however_it_is_packed(
+    trainer: MegatronTrainer, model: ModelConfig, samples: list[Sample]
+) -> None:
+    together = trainer.logprobs(samples, weights="current", replay=True, temperature=1.0)
+    alone = [trainer.logprobs([s], weights="current", replay=True, temperature=1.0)[0] for s in samples]
+    free = trainer.logprobs(samples, weights="current", replay=False, temperature=1.0)
+    for a, b in zip(together, alone, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+    assert not np.allclose(together[0], free[0], atol=1e-3)
+
+
+def test_a_plan_that_is_not_used_up_names_every_router(trainer: MegatronTrainer, batch: MicroBatch) -> None:
+    plan = record(trainer, batch)
+
+    def replay_once_run(times: int) -> None:
+        with trainer.actor.replay.replay([plan]):
+            for _ in range(times):
+                logits(trainer, batch, None)
+
+    replay_once_run(1)
+    with pytest.raises(RecordError, match=r"layer 1: 0 forward, 0 recompute; layer 2: 0 forward"):
+        replay_once_run(0)
+    with pytest.raises(RecordError, match="layer 1: forward pass 2 of 1 planned"):
+        replay_once_run(2)
+    assert logits(trainer, batch, None).isfinite().all()  # an error leaves no plan behind
+
+
+def test_a_plan_of_other_rows_is_refused(trainer: MegatronTrainer, batch: MicroBatch) -> None:
+    plan = record(trainer, batch)
+    with pytest.raises(RecordError, match="router of layer 1"):
+        logits(trainer, batch, plan[:, :-1])
+    with pytest.raises(RecordError, match="the model has 2 layers"):
+        logits(trainer, batch, plan[:1])
+
+
+@pytest.mark.parametrize("row", [[0, 0], [0, 4], [FREE, 1], [-2, -2]])
+def test_experts_must_exist_and_be_distinct(row: list[int]) -> None:
+    plan = torch.tensor([0, 1]).expand(2, 5, 2).clone()
+    check_plan(plan, layers=2, num_experts=4)
+    plan[1, 3] = torch.tensor(row)
+    with pytest.raises(RecordError, match="layer 1, row 3"):
+        check_plan(plan, layers=2, num_experts=4)
+
+
+def test_replay_and_the_balancing_loss_exclude_each_other(trainer: MegatronTrainer, batch: MicroBatch) -> None:
+    plan = record(trainer, batch)
+    with pytest.raises(ValueError, match="aux_loss_coef 0"):
+        trainer.actor.train([planned(batch, plan)], lambda outputs, _: (outputs.sum(), None), aux_loss_coef=0.1)
+
+
+def test_recompute_follows_the_plan_with_a_cursor_of_its_own(
+    model: ModelConfig, batch: MicroBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from components.trainer.megatron import specs
+
+    plan = torch.tensor([1, 3]).expand(2, len(batch.ids_T), 2).contiguous()
+    plain = gradients(MegatronTrainer(model, TrainerConfig(), actor=ADAM, seed=3), batch, plan)
+    original = specs.transformer_config
+
+    def recomputing(*args: Any, **kwargs: Any) -> Any:
+        config = original(*args, **kwargs)
+        config.recompute_granularity, config.recompute_method, config.recompute_num_layers = "full", "uniform", 1
+        return config
+
+    monkeypatch.setattr(specs, "transformer_config", recomputing)
+    again = gradients(MegatronTrainer(model, TrainerConfig(), actor=ADAM, seed=3), batch, plan)
+    for name, gradient in plain.items():
+        torch.testing.assert_close(gradient, again[name], atol=1e-7, rtol=1e-6, msg=name)
