@@ -27,6 +27,9 @@ class HarnessConfig(Section):
     """Upper bound of one command's duration."""
     return_at_prompt: bool = True
     """Stop waiting for a command's duration as soon as the shell is back at its prompt."""
+    patience_s: float = Field(0.0, ge=0)
+    """With return_at_prompt: a command is given at least this long to come back, whatever its duration says, so that a
+    busy machine does not change what the agent sees."""
     echo: bool = True
     """Whether the terminal shows typed keystrokes, as a real one does."""
     columns: int = Field(160, ge=20)
@@ -63,7 +66,15 @@ class SamplerConfig(Section):
     router_dtype: Literal["float32", "bfloat16"] = "float32"
     """A bfloat16 router reproduces the routing error that replay removes."""
     slots: int = Field(64, ge=1)
+    """Sequences whose cache the embedded server keeps. Fewer than the trials alive costs re-reading of histories."""
+    context_tokens: int = Field(1_024, ge=16)
+    """Tokens of one sequence of the embedded server, prompt and answer; at least `harness.max_context_tokens`."""
+    prefill_tokens: int = Field(512, ge=1)
+    """Prompt tokens computed in one step of the embedded server; bounds how long decoding sequences wait."""
     threads: int = Field(1, ge=1)
+    start_timeout_s: float = Field(60.0, gt=0)
+    request_timeout_s: float = Field(600.0, gt=0)
+    """Deadline of one generation and of loading weights. Must exceed the longest pause."""
 
     @model_validator(mode="after")
     def _urls(self) -> SamplerConfig:
@@ -92,9 +103,23 @@ class RolloutConfig(Section):
     temperature: float = Field(1.0, gt=0)
     agent_timeout_s: float = Field(3_600.0, gt=0)
     verifier_timeout_s: float = Field(900.0, gt=0)
+    remote_timeout_s: float = Field(5_400.0, gt=0)
+    """Deadline of a whole trial, sandbox included. Past it the infrastructure is at fault."""
     concurrency: int = Field(64, ge=1)
     """Trials alive at once."""
     starts_per_s: float = Field(200.0, gt=0)
     """Token bucket on sandbox creation."""
+    max_attempts: int = Field(2, ge=1)
+    """Launches of one task whose trials end in infrastructure faults, before another task takes its place."""
     max_fault_share: float = Field(0.5, gt=0, le=1)
-    """A step whose share of infrastructure faults exceeds this stops the leg."""
+    """A step with more infrastructure faults than this share of the trials it plans stops the leg."""
+
+    @model_validator(mode="after")
+    def _layered(self) -> RolloutConfig:
+        inner = self.agent_timeout_s + self.verifier_timeout_s
+        if self.remote_timeout_s < inner:
+            raise ValueError(
+                f"remote_timeout_s {self.remote_timeout_s:g} is shorter than agent_timeout_s + verifier_timeout_s "
+                f"({inner:g})"
+            )
+        return self

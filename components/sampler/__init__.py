@@ -1,0 +1,18 @@
+"""Sampling: the `Sampler` protocol, the client of SGLang's native API, and the embedded server that speaks it too."""
+
+from __future__ import annotations
+
+from components.sampler.client import SGLangClient
+from components.sampler.geometry import ModelGeometry
+from components.sampler.launch import EmbeddedServer, launch_embedded
+from components.sampler.protocol import Generation, ModelInfo, Sampler
+
+__all__ = [
+    "EmbeddedServer",
+    "Generation",
+    "ModelGeometry",
+    "ModelInfo",
+    "SGLangClient",
+    "Sampler",
+    "launch_embedded",
+]

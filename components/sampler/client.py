@@ -1,0 +1,225 @@
+"""Client of SGLang's native API: the embedded server, and SGLang 0.5.12 to 0.5.23 unchanged.
+
+Invariant: every call has a deadline and ends in a checked value or a typed error. Ids and lengths are checked before
+they are sent, since SGLang does not: an id outside the vocabulary kills its scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+
+from components.errors import FaultCause, InfraFault, ServiceError
+from components.records import Sampling
+from components.sampler.answer import parse_version, read_generation
+from components.sampler.geometry import ModelGeometry
+from components.sampler.protocol import Generation, ModelInfo
+
+# Control calls answer at once; pause(abort) of SGLang polls once a second until all requests are gone.
+_CONTROL_TIMEOUT_S = 60.0
+_HEALTH_TIMEOUT_S = 5.0
+_FLUSH_RETRY_S = 0.1
+
+
+class SGLangClient:
+    """One server. Use within one event loop; connections are reused.
+
+    Args:
+        model: what the server's answers are checked against.
+        request_timeout_s: deadline of a generation, and of loading weights. Must exceed the longest pause.
+    """
+
+    def __init__(self, url: str, *, model: ModelGeometry, request_timeout_s: float = 600.0) -> None:
+        self.url = url.rstrip("/")
+        self._model = model
+        self._request_timeout_s = request_timeout_s
+        self._session: aiohttp.ClientSession | None = None
+        self._abort_marks = 0
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        sampling: Sampling,
+        max_new_tokens: int,
+        stop_token_ids: Sequence[int],
+        routing_start: int | None = None,
+        session_id: str,
+    ) -> Generation:
+        """See `Sampler.generate`. An answer aborted by this client's own `abort_all` or `pause` is returned as one."""
+        prompt = [int(token) for token in prompt_ids]
+        self._check(prompt, max_new_tokens, stop_token_ids, routing_start)
+        mark = self._abort_marks
+        body = _generate_body(prompt, sampling, max_new_tokens, stop_token_ids, routing_start)
+        answer = await self._call("POST", "/generate", body, self._request_timeout_s)
+        return read_generation(
+            answer,
+            prompt_tokens=len(prompt),
+            routing_start=routing_start,
+            geometry=self._model,
+            accept_abort=self._abort_marks != mark,
+        )
+
+    async def abort_all(self) -> None:
+        self._abort_marks += 1
+        await self._call("POST", "/abort_request", {"abort_all": True}, _CONTROL_TIMEOUT_S)
+
+    async def pause(self) -> None:
+        self._abort_marks += 1
+        await self._call("POST", "/pause_generation", {"mode": "abort"}, _CONTROL_TIMEOUT_S)
+
+    async def resume(self) -> None:
+        await self._call("POST", "/continue_generation", {}, _CONTROL_TIMEOUT_S)
+
+    async def flush_cache(self) -> None:
+        """Retries the server's 400 (requests are still running) until the deadline."""
+        deadline = time.monotonic() + _CONTROL_TIMEOUT_S
+        while True:
+            status, text = await self._send("POST", "/flush_cache", {}, _CONTROL_TIMEOUT_S)
+            if status == 200:
+                return
+            if status != 400 or time.monotonic() > deadline:
+                raise self._fault("/flush_cache", f"HTTP {status}: {text.strip()[:200]}")
+            await asyncio.sleep(_FLUSH_RETRY_S)
+
+    async def update_weights(self, path: str, version: int) -> None:
+        """Loads a folder and checks that the server then reports `version`."""
+        body = {"model_path": path, "weight_version": str(version), "flush_cache": True}
+        answer = await self._call("POST", "/update_weights_from_disk", body, self._request_timeout_s)
+        if not answer.get("success"):
+            raise self._fault("/update_weights_from_disk", str(answer.get("message")))
+        served = parse_version((await self._model_info())["weight_version"])
+        if served != version:
+            raise self._fault("/update_weights_from_disk", f"version {version} was loaded, {served} is served")
+
+    async def info(self) -> ModelInfo:
+        served = await self._model_info()
+        model = self._model
+        return ModelInfo(
+            vocab_size=model.vocab_size,
+            num_layers=model.num_layers,
+            num_experts=model.num_experts,
+            experts_per_token=model.experts_per_token,
+            context_tokens=model.context_tokens,
+            weight_version=parse_version(served["weight_version"]),
+            model_path=served["model_path"],
+        )
+
+    async def probe(self, *, routing: bool) -> str:
+        """Checks that the server is set up for what will be asked of it. Returns its version.
+
+        Raises:
+            ServiceError: it serves a shorter context than the geometry, does not capture routing, or captures it
+                together with a feature that is known to return stale or relabelled rows (docs/sampler.md).
+        """
+        settings = await self._call("GET", "/server_info", None, _CONTROL_TIMEOUT_S)
+        problems = []
+        context = settings.get("context_length")
+        if context is not None and context < self._model.context_tokens:
+            problems.append(f"its context is {context} tokens, {self._model.context_tokens} are expected")
+        if routing and not settings.get("enable_return_routed_experts"):
+            problems.append("it was started without --enable-return-routed-experts")
+        if routing and settings.get("enable_hierarchical_cache"):
+            problems.append("--enable-hierarchical-cache returns stale routed experts")
+        if routing and settings.get("enable_eplb"):
+            problems.append("--enable-eplb relabels experts")
+        if problems:
+            raise ServiceError(f"sampler {self.url}: " + "; ".join(problems))
+        return str(settings.get("version"))
+
+    async def healthy(self) -> bool:
+        """Asks `/model_info`, since `/health` of SGLang generates and hangs while paused."""
+        try:
+            status, _ = await self._send("GET", "/model_info", None, _HEALTH_TIMEOUT_S)
+        except InfraFault:
+            return False
+        return status == 200
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _check(
+        self, prompt: list[int], max_new_tokens: int, stop_token_ids: Sequence[int], routing_start: int | None
+    ) -> None:
+        vocab, context = self._model.vocab_size, self._model.context_tokens
+        if not prompt or max_new_tokens < 1:
+            raise ValueError("the prompt is empty or no token is asked for")
+        low, high = min([*prompt, *stop_token_ids]), max([*prompt, *stop_token_ids])
+        if low < 0 or high >= vocab:
+            raise ValueError(f"token ids must be in [0, {vocab}), got {low if low < 0 else high}")
+        if len(prompt) + max_new_tokens > context:
+            total = f"{len(prompt)} prompt tokens and {max_new_tokens} new tokens"
+            raise ValueError(f"{total} exceed the model's maximum context length of {context} tokens")
+        if routing_start is not None and not 0 <= routing_start <= len(prompt):
+            raise ValueError(f"routing_start must be in [0, {len(prompt)}], got {routing_start}")
+
+    async def _model_info(self) -> dict[str, Any]:
+        answer: dict[str, Any] = await self._call("GET", "/model_info", None, _CONTROL_TIMEOUT_S)
+        if "weight_version" not in answer or "model_path" not in answer:
+            raise self._fault("/model_info", f"lacks weight_version or model_path: {sorted(answer)}")
+        return answer
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
+        """Sends a request and returns the JSON of a 200; an empty or plain body is an empty object."""
+        status, text = await self._send(method, path, body, timeout_s)
+        if status != 200:
+            raise self._fault(path, f"HTTP {status}: {text.strip()[:500]}")
+        try:
+            return json.loads(text) if text[:1] in ("{", "[") else {}
+        except ValueError as error:
+            raise self._fault(path, f"answer is not JSON: {error}") from error
+
+    async def _send(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> tuple[int, str]:
+        if self._session is None:
+            # No limit on connections: each trial holds one while it generates.
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._session.request(method, self.url + path, json=body, timeout=timeout) as response:
+                return response.status, await response.text()
+        except TimeoutError as error:
+            raise self._fault(path, f"no answer within {timeout_s:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._fault(path, f"{type(error).__name__}: {error}") from error
+
+    def _fault(self, path: str, detail: str) -> InfraFault:
+        return InfraFault(FaultCause.SAMPLER, f"{self.url}{path}: {detail}")
+
+
+def _generate_body(
+    prompt: list[int],
+    sampling: Sampling,
+    max_new_tokens: int,
+    stop_token_ids: Sequence[int],
+    routing_start: int | None,
+) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        # SGLang aborts by prefix of the rid: a fixed length keeps one from being a prefix of another.
+        "rid": uuid.uuid4().hex,
+        "input_ids": prompt,
+        "sampling_params": {
+            "max_new_tokens": max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "stop_token_ids": list(stop_token_ids),
+            # The stop id is part of the answer, and special tokens are kept: ids are the truth, text is not read.
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+        },
+        "return_logprob": True,
+        "logprob_start_len": -1,
+        "stream": False,
+    }
+    if routing_start is not None:
+        body["return_routed_experts"] = True
+        body["routed_experts_start_len"] = routing_start
+    return body
