@@ -1,0 +1,63 @@
+"""`python -m tasks.stack up|down`: the local stack, for people."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from components.errors import LongshellError
+from tasks.site import Site
+from tasks.stack import settings
+from tasks.stack.supervisor import Record, Stack
+
+SERVICES = ("prefect", "ray", "mlflow")
+
+
+def main() -> int:
+    """Exit code 0, or 2 with one clear message."""
+    parser = argparse.ArgumentParser(prog="python -m tasks.stack", description=__doc__)
+    parser.add_argument("command", choices=["up", "down"])
+    command = parser.parse_args().command
+    try:
+        stack = Stack(Site.current(), lambda line: print(line, file=sys.stderr, flush=True))
+        if command == "down":
+            stopped = stack.down()
+            print(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
+            return 0
+        print(_links(_up(stack)))
+        return 0
+    except (LongshellError, KeyboardInterrupt) as error:
+        print(f"{error or 'interrupted'}", file=sys.stderr)
+        return 2
+
+
+def _up(stack: Stack) -> Record:
+    """Everything, with the deployments installed; or, when anything fails, nothing more than ran before."""
+    from tasks.stack.provision import provision
+
+    print("starting the stack (half a minute; longer the first time)", file=sys.stderr, flush=True)
+    stack.up(SERVICES, pin=True)
+    values = settings.environment(Site.current())
+    settings.apply(values)
+    provision(values)
+    return stack.up((*SERVICES, "worker"), pin=True)
+
+
+def _links(record: Record) -> str:
+    urls = {name: row["url"] for name, row in record.services.items()}
+    return "\n".join(
+        [
+            "",
+            f"  Prefect  {urls['prefect'].removesuffix('/api')}",
+            f"  MLflow   {urls['mlflow']}",
+            f"  Ray      {urls['ray']}   (token: {settings.token_file(Site.current().home)})",
+            "",
+            "  trigger a run in the Prefect UI, or: .venv/bin/prefect deployment run campaign/campaign",
+            f"  (for the prefect command: export PREFECT_API_URL={urls['prefect']})",
+            "  stop everything: make down",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

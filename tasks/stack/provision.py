@@ -1,0 +1,94 @@
+"""What the Prefect server is told: the work pool, the deployments of `prefect.yaml`, the automations. Idempotent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from prefect.automations import Automation, EventTrigger, Posture
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import ChangeFlowRunState
+from prefect.exceptions import ObjectAlreadyExists
+
+from components.cluster import REPOSITORY
+from components.errors import ServiceError
+from tasks.stack.settings import HEARTBEAT_S, WORK_POOL
+
+RESUMABLE = "resumable"
+"""Flow runs with this tag are brought back after a crash."""
+MAX_RUNS = 5
+"""A flow run that crashed this often stays crashed, for a person to look at."""
+_FLOW_RUN = {"prefect.resource.id": "prefect.flow-run.*"}
+_IS_RESUMABLE = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{RESUMABLE}"}
+_SIGNS_OF_LIFE = ("heartbeat", "Completed", "Failed", "Cancelled", "Crashed", "Suspended", "Paused", "AwaitingRetry")
+
+
+def automations() -> list[Automation]:
+    """The automations that bring a crashed campaign back without a person."""
+    attempts = [str(count) for count in range(1, MAX_RUNS)]
+    resume = EventTrigger(
+        posture=Posture.Reactive,
+        match={**_FLOW_RUN, "prefect.run-count": attempts},
+        match_related=_IS_RESUMABLE,
+        expect={"prefect.flow-run.Crashed"},
+        for_each={"prefect.resource.id"},
+        threshold=1,
+    )
+    zombie = EventTrigger(
+        posture=Posture.Proactive,
+        match=_FLOW_RUN,
+        match_related=_IS_RESUMABLE,
+        after={"prefect.flow-run.heartbeat"},
+        expect={f"prefect.flow-run.{name}" for name in _SIGNS_OF_LIFE},
+        for_each={"prefect.resource.id"},
+        threshold=1,
+        within=2 * HEARTBEAT_S + 10,
+    )
+    return [
+        Automation(
+            name="resume-crashed",
+            description=f"A crashed resumable flow run is scheduled again, until it has been started {MAX_RUNS} times",
+            trigger=resume,
+            actions=[
+                ChangeFlowRunState(state=StateType.SCHEDULED, name="AwaitingRetry", message="resumed after a crash")
+            ],
+        ),
+        Automation(
+            name="zombie-detector",
+            description="A resumable flow run whose heartbeat stopped is marked as crashed",
+            trigger=zombie,
+            actions=[ChangeFlowRunState(state=StateType.CRASHED, message="two heartbeats are missing")],
+        ),
+    ]
+
+
+def provision(environment: Mapping[str, str]) -> None:
+    """Installs everything on the server that the current settings point to.
+
+    Raises:
+        ServiceError: `prefect deploy` refused.
+    """
+    with get_client(sync_client=True) as client, suppress(ObjectAlreadyExists):
+        client.create_work_pool(WorkPoolCreate(name=WORK_POOL, type="process"))
+    for automation in automations():
+        _install(automation)
+    command = [str(Path(sys.executable).parent / "prefect"), "--no-prompt", "deploy", "--all"]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env={**os.environ, **environment}, text=True, capture_output=True, timeout=300
+    )
+    if done.returncode:
+        raise ServiceError(f"prefect deploy --all failed:\n{done.stdout}\n{done.stderr}")
+
+
+def _install(automation: Automation) -> None:
+    """Replaces the automation of the same name."""
+    with get_client(sync_client=True) as client:
+        for before in client.read_automations_by_name(automation.name):
+            client.delete_automation(before.id)
+        client.create_automation(automation)

@@ -1,0 +1,124 @@
+"""What the services are: how each is started and when it is ready."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tasks.site import Site
+from tasks.stack import ports
+from tasks.stack.settings import WORK_POOL, token_file
+
+_RAY_DIRECTORY_MAX = 40
+"""Ray puts Unix sockets below its directory, and their paths may have 107 characters in all."""
+_OBJECT_STORE_BYTES = 100_000_000
+"""Jobs pass references to the artifact store, never arrays through Ray."""
+_bin = Path(sys.executable).parent
+
+
+@dataclass(frozen=True)
+class Service:
+    """How to start one service."""
+
+    name: str
+    argv: tuple[str, ...]
+    url: str
+    ready: Callable[[], bool]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    deadline_s: float = 180.0
+    """A first start on a busy machine: Prefect's migrations alone take 20 s on an idle one."""
+
+
+def prefect(site: Site) -> Service:
+    """The Prefect server, on SQLite in the state directory."""
+    port = ports.choose("prefect", site.ports.get("prefect"))
+    url = f"http://127.0.0.1:{port}/api"
+    argv = (str(_bin / "prefect"), "server", "start", "--host", "127.0.0.1", "--port", str(port))
+    settings = {"PREFECT_API_URL": url, "PREFECT_SERVER_UI_API_URL": url}
+    return Service("prefect", argv, url, lambda: answers(f"{url}/health"), settings)
+
+
+def worker(site: Site) -> Service:
+    """A process worker for every deployment; ready once the server lists it as online."""
+    url = site.service("prefect")
+    argv = (
+        *(str(_bin / "prefect"), "worker", "start", "--pool", WORK_POOL, "--type", "process"),
+        *("--name", "longshell", "--install-policy", "never"),
+    )
+    listing = f"{url}/work_pools/{WORK_POOL}/workers/filter"
+    return Service("worker", argv, "", lambda: b'"ONLINE"' in (fetch(listing, data=b"{}") or b""))
+
+
+def ray(site: Site) -> Service:
+    """A Ray head with the Jobs API."""
+    port = ports.choose("ray", site.ports.get("ray"))
+    url = f"http://127.0.0.1:{port}"
+    argv = [str(_bin / "ray"), "start", "--head", "--block", "--disable-usage-stats", "--log-color", "false"]
+    options = {
+        "node-ip-address": "127.0.0.1",
+        "port": ports.any_free(),
+        "dashboard-host": "127.0.0.1",
+        "dashboard-port": port,
+        "ray-client-server-port": ports.any_free(),
+        "dashboard-agent-listen-port": ports.any_free(),
+        "dashboard-agent-grpc-port": ports.any_free(),
+        "metrics-export-port": ports.any_free(),
+        "num-cpus": os.cpu_count(),
+        "object-store-memory": _OBJECT_STORE_BYTES,
+        "temp-dir": ray_directory(site.home),
+    }
+    argv += [f"--{name}={value}" for name, value in options.items()]
+    headers = {"Authorization": f"Bearer {token_file(site.home).read_text()}"}
+    return Service("ray", tuple(argv), url, lambda: answers(f"{url}/api/version", headers))
+
+
+def mlflow(site: Site) -> Service:
+    """The MLflow server. Flows write to the database directly; the server is for people."""
+    (site.home / "mlflow").mkdir(exist_ok=True)
+    port = ports.choose("mlflow", site.ports.get("mlflow"))
+    url = f"http://127.0.0.1:{port}"
+    argv = [str(_bin / "mlflow"), "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    argv += ["--backend-store-uri", site.tracking_uri, "--artifacts-destination", str(site.home / "mlflow/artifacts")]
+    return Service("mlflow", tuple(argv), url, lambda: answers(f"{url}/health"))
+
+
+BUILDERS: Mapping[str, Callable[[Site], Service]] = {
+    "prefect": prefect,
+    "ray": ray,
+    "mlflow": mlflow,
+    "worker": worker,
+}
+"""Everything that can be started. A worker needs a Prefect server that is ready."""
+
+
+def ray_directory(home: Path) -> Path:
+    """Ray's directory: in the state directory unless its path is too long for sockets."""
+    inside = home / "ray"
+    if len(str(inside)) <= _RAY_DIRECTORY_MAX:
+        return inside
+    short = hashlib.sha256(str(home).encode()).hexdigest()[:8]
+    return Path(tempfile.gettempdir()) / f"longshell-ray-{short}"
+
+
+def fetch(url: str, headers: Mapping[str, str] | None = None, data: bytes | None = None) -> bytes | None:
+    """The body of a successful answer within two seconds; None otherwise."""
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=2.0) as answer:
+            body: bytes = answer.read()
+            return body
+    except (urllib.error.URLError, OSError):
+        return None
+
+
+def answers(url: str, headers: Mapping[str, str] | None = None) -> bool:
+    """Whether `url` answers with success."""
+    return fetch(url, headers) is not None
