@@ -1,0 +1,174 @@
+"""Runs and metrics in MLflow.
+
+Invariant: saying the same thing twice, from any process, leaves one record. Runs are found again by a tag; a step is
+logged once, with the time at which it was committed and not the time at which it was logged; the first logged record
+of a step stays, because MLflow cannot replace one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # Read by MLflow when it is imported.
+
+import mlflow
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+
+from components.errors import ServiceError
+
+EXPERIMENT = "longshell"
+KEY = "longshell.key"
+"""Tag by which a run is found again: `<campaign>` or `<campaign>/<stage>`."""
+COMMITTED = "time/committed_ms"
+"""Metric that marks a step as logged; its value is the step's commit time, exact below 2^53."""
+_PARAM_CHARS = 6_000
+"""Longest value MLflow stores of one parameter."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run. A value: it may travel between processes."""
+
+    run_id: str
+    experiment_id: str
+    key: str
+
+
+class Tracker:
+    """MLflow at one tracking URI.
+
+    Args:
+        uri: `sqlite:///…` or a server's URL.
+        artifacts: folder for files of runs when there is no server to choose a place.
+    """
+
+    def __init__(self, uri: str, artifacts: Path | None = None) -> None:
+        self.uri = uri
+        if uri.startswith("sqlite:///"):
+            Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        mlflow.set_tracking_uri(uri)  # Traces and external models are logged through MLflow's process-wide state.
+        try:
+            self.client = MlflowClient(uri)
+            self._experiment = self._find_experiment(artifacts)
+        except (MlflowException, OSError) as error:
+            raise ServiceError(f"MLflow at {uri}: {error}") from error
+        mlflow.set_experiment(experiment_id=self._experiment)
+        self._lock = threading.Lock()
+        self._logged: dict[str, dict[int, int]] = {}
+
+    def campaign(self, campaign: str, config: Mapping[str, Any], tags: Mapping[str, str]) -> Run:
+        """The parent run of a campaign, with its whole configuration as parameters."""
+        run = self._find_or_create(campaign, campaign, tags)
+        self.log_params(run, flatten(config))
+        return run
+
+    def stage(self, parent: Run, stage: str, tags: Mapping[str, str]) -> Run:
+        """The run of one stage, below its campaign's."""
+        nested = {**tags, "mlflow.parentRunId": parent.run_id, "longshell.stage": stage}
+        return self._find_or_create(f"{parent.key}/{stage}", stage, nested)
+
+    def log_step(self, run: Run, step: int, metrics: Mapping[str, float | None], timestamp_ms: int) -> bool:
+        """Logs a committed step, unless it was logged before; says whether it was now.
+
+        A measurement that is absent (None or NaN) is not logged.
+        """
+        logged = self._steps(run)
+        if step in logged:
+            return False
+        measured = {
+            name: float(value) for name, value in metrics.items() if value is not None and not math.isnan(value)
+        }
+        measured[COMMITTED] = float(timestamp_ms)
+        batch = [Metric(name, value, timestamp_ms, step) for name, value in measured.items()]
+        self.client.log_batch(run.run_id, metrics=batch)
+        logged[step] = timestamp_ms
+        return True
+
+    def log_params(self, run: Run, params: Mapping[str, Any]) -> None:
+        """Logs those parameters that the run does not have yet. They cannot be changed afterwards."""
+        present = self.client.get_run(run.run_id).data.params
+        fresh = [Param(name, str(value)[:_PARAM_CHARS]) for name, value in params.items() if name not in present]
+        for start in range(0, len(fresh), 100):
+            self.client.log_batch(run.run_id, params=fresh[start : start + 100])
+
+    def log_tags(self, run: Run, tags: Mapping[str, str]) -> None:
+        """Sets tags, replacing earlier values."""
+        self.client.log_batch(run.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+
+    def log_bytes(self, run: Run, path: str, data: bytes) -> None:
+        """Keeps a file with the run, e.g. a figure at `figures/gap.png`. The same path is replaced."""
+        folder, _, name = path.rpartition("/")
+        with tempfile.TemporaryDirectory() as scratch:
+            file = Path(scratch) / name
+            file.write_bytes(data)
+            self.client.log_artifact(run.run_id, str(file), folder or None)
+
+    def log_pool(self, run: Run, name: str, digest: str, uri: str) -> None:
+        """Names the pool of tasks as a dataset that went into the run."""
+        inputs = self.client.get_run(run.run_id).inputs.dataset_inputs
+        if any((item.dataset.name, item.dataset.digest) == (name, digest[:36]) for item in inputs):
+            return
+        dataset = Dataset(name, digest[:36], source_type="longshell-store", source=json.dumps({"uri": uri}))
+        self.client.log_inputs(run.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "pool")])])
+
+    def end(self, run: Run, *, failed: bool = False) -> None:
+        """Marks the run as finished or failed. A later attempt may write to it all the same."""
+        self.client.set_terminated(run.run_id, "FAILED" if failed else "FINISHED")
+
+    def _steps(self, run: Run) -> dict[int, int]:
+        """Steps that are logged, with their commit times. Read from MLflow once a process."""
+        if run.run_id not in self._logged:
+            history = self.client.get_metric_history(run.run_id, COMMITTED)
+            self._logged[run.run_id] = {item.step: int(item.value) for item in history}
+        return self._logged[run.run_id]
+
+    def _find_experiment(self, artifacts: Path | None) -> str:
+        if found := self.client.get_experiment_by_name(EXPERIMENT):
+            return str(found.experiment_id)
+        try:
+            return str(self.client.create_experiment(EXPERIMENT, artifacts.as_uri() if artifacts else None))
+        except MlflowException:  # Another process made it in this instant.
+            if found := self.client.get_experiment_by_name(EXPERIMENT):
+                return str(found.experiment_id)
+            raise
+
+    def _find_or_create(self, key: str, name: str, tags: Mapping[str, str]) -> Run:
+        with self._lock:
+            found = self._search(key)
+            if not found:
+                everything = {**tags, KEY: key, "mlflow.runName": name}
+                self.client.create_run(self._experiment, tags=everything)
+                found = self._search(key)
+        first, *others = sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))
+        for other in others:  # Two processes created it at once; both agree on the first.
+            if other.info.start_time >= first.info.start_time and not other.data.metrics:
+                self.client.delete_run(other.info.run_id)
+        run = Run(first.info.run_id, self._experiment, key)
+        self.log_tags(run, tags)
+        if first.info.status != "RUNNING":
+            self.client.update_run(run.run_id, status="RUNNING")
+        return run
+
+    def _search(self, key: str) -> list[Any]:
+        return list(self.client.search_runs([self._experiment], f"tags.`{KEY}` = '{key}'"))
+
+
+def flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as `section.key` rows; lists stay values."""
+    rows: dict[str, Any] = {}
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            rows |= flatten(value, f"{prefix}{name}.")
+        else:
+            rows[prefix + name] = value
+    return rows

@@ -1,0 +1,102 @@
+"""Whatever is said twice to MLflow, from whichever process, is recorded once."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from components.tracking import Checkpoint, Registry, Run, Tracker, Trajectory, TurnView, log_trajectory
+
+ROOT = Path(__file__).parents[2]
+METRICS = {"rollout/reward_mean": 0.5, "gap/engine_token_mean": 0.01, "critic/explained_variance": math.nan, "x": None}
+
+
+def test_a_campaign_is_a_parent_run_with_its_whole_configuration_and_is_found_again(tracker: Tracker) -> None:
+    first = tracker.campaign("found-again", {"seed": 1, "rl": {"legs": 2}}, {"prefect.flow_run_id": "a"})
+    again = tracker.campaign("found-again", {"seed": 1, "rl": {"legs": 2}}, {"prefect.flow_run_id": "b"})
+    assert again == first
+    run = tracker.client.get_run(first.run_id)
+    assert run.data.params == {"seed": "1", "rl.legs": "2"}
+    assert run.data.tags["prefect.flow_run_id"] == "b"
+
+
+def test_a_stage_is_a_child_of_its_campaign(tracker: Tracker, parent: Run) -> None:
+    child = tracker.stage(parent, "sft", {})
+    assert tracker.client.get_run(child.run_id).data.tags["mlflow.parentRunId"] == parent.run_id
+    assert tracker.stage(parent, "sft", {}) == child
+    assert tracker.stage(parent, "rl", {}) != child
+
+
+def test_threads_that_ask_for_the_same_run_at_once_get_one(tracker: Tracker, parent: Run) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        runs = list(pool.map(lambda _: tracker.stage(parent, "evaluate", {}), range(4)))
+    assert len(set(runs)) == 1
+
+
+def test_a_step_logged_twice_is_there_once_and_what_was_not_measured_is_absent(tracker: Tracker, parent: Run) -> None:
+    assert tracker.log_step(parent, 3, METRICS, 1_700_000_000_123)
+    assert not tracker.log_step(parent, 3, METRICS, 1_700_000_000_123)
+    history = tracker.client.get_metric_history(parent.run_id, "rollout/reward_mean")
+    assert [(item.step, item.timestamp, item.value) for item in history] == [(3, 1_700_000_000_123, 0.5)]
+    logged = tracker.client.get_run(parent.run_id).data.metrics
+    assert set(logged) == {"rollout/reward_mean", "gap/engine_token_mean", "time/committed_ms"}
+
+
+def test_another_process_resumes_the_run_and_logs_only_new_steps(tracker: Tracker, parent: Run) -> None:
+    tracker.log_step(parent, 1, METRICS, 1_000)
+    script = f"""
+from components.tracking import Tracker, Run
+tracker = Tracker({tracker.uri!r})
+run = tracker.campaign({parent.key!r}, {{"seed": 1}}, {{}})
+assert run.run_id == {parent.run_id!r}
+print([tracker.log_step(run, step, {{"loss": 1.0}}, step * 1_000) for step in (1, 2)])
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip().endswith("[False, True]"), done.stderr
+    assert [item.step for item in tracker.client.get_metric_history(parent.run_id, "loss")] == [2]
+
+
+def test_a_step_committed_again_at_another_time_is_not_doubled(tracker: Tracker, parent: Run) -> None:
+    tracker.log_step(parent, 1, {"loss": 1.0}, 1_000)
+    fresh = Tracker(tracker.uri)
+    assert not fresh.log_step(parent, 1, {"loss": 2.0}, 2_000)
+    assert [item.value for item in fresh.client.get_metric_history(parent.run_id, "loss")] == [1.0]
+
+
+def test_files_are_replaced_and_pools_are_named_once(tracker: Tracker, parent: Run) -> None:
+    for data in (b"one", b"two"):
+        tracker.log_bytes(parent, "figures/gap.png", data)
+        tracker.log_pool(parent, "pool", "d" * 64, "store/pool")
+    assert [item.path for item in tracker.client.list_artifacts(parent.run_id, "figures")] == ["figures/gap.png"]
+    assert Path(tracker.client.download_artifacts(parent.run_id, "figures/gap.png")).read_bytes() == b"two"
+    (item,) = tracker.client.get_run(parent.run_id).inputs.dataset_inputs
+    assert item.dataset.name == "pool"
+
+
+def test_aliases_point_to_checkpoints_and_best_moves_only_upwards(tracker: Tracker, parent: Run) -> None:
+    registry = Registry(tracker, "aliases")
+    base, leg = Checkpoint("store/base", "base", 0), Checkpoint("store/leg-1", "rl", 10)
+    assert registry.register(parent, base, ("base",)) == registry.register(parent, base, ("base",))
+    assert registry.evaluated("store/base", 0.2)
+    registry.register(parent, leg, ())
+    assert not registry.evaluated("store/leg-1", 0.1)
+    pointed = {alias: (registry.alias(alias) or {}).get("longshell.uri") for alias in ("base", "latest", "best", "sft")}
+    assert pointed == {"base": "store/base", "latest": "store/leg-1", "best": "store/base", "sft": None}
+    assert registry.evaluated("store/leg-1", 0.3)
+    assert (registry.alias("best") or {})["longshell.uri"] == "store/leg-1"
+
+
+def test_a_trajectory_is_one_trace_with_a_span_a_turn_and_the_true_times(tracker: Tracker, parent: Run) -> None:
+    turns = [TurnView("$ ", "ls\n", 100, 4, -0.5, 1_000 * n, 1_000 * n + 500) for n in (1, 2, 3)]
+    trajectory = Trajectory("trial-7", "count-3", "Count the files.", "completed", 0.15, 3, 4, turns)
+    assert log_trajectory(tracker, parent, trajectory, step=2)
+    assert not log_trajectory(tracker, parent, trajectory, step=2)
+    (trace,) = tracker.client.search_traces(
+        locations=[parent.experiment_id], filter_string="tags.`longshell.trial_id` = 'trial-7'"
+    )
+    assert [span.name for span in trace.data.spans] == ["count-3", "turn 0", "turn 1", "turn 2"]
+    assert trace.info.execution_duration == 2_500
+    assert trace.info.request_metadata["mlflow.sourceRun"] == parent.run_id
