@@ -1,0 +1,261 @@
+"""The manager's side of one box: the `Sandbox` that trials use.
+
+A Box is an identity; the living thing behind it (its life: a name, a channel to its first process) is replaced by
+`reset`. What the box's programs do wrong is a value or an OSError; only the loss of the box itself is an InfraFault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.errors import FaultCause, InfraFault
+from components.sandbox.capture import PipeCapture
+from components.sandbox.channel import Channel
+from components.sandbox.contract import GET_BYTES, OUTPUT_BYTES, ExecResult, SandboxSpec
+from components.sandbox.image import CopyStep, FileEntry, RunStep, normal_path, read_tree
+from components.sandbox.terminal import PtyTerminal, shell_environment
+from components.sandbox.zygote import wire
+
+if TYPE_CHECKING:
+    from components.sandbox.backend import ZygoteBackend
+
+OPERATION_S = 60.0
+"""A file operation in a box whose CPU share is used up by its programs still ends within this."""
+TIMEOUT_GRACE_S = 15.0
+"""The box enforces a command's timeout; one that does not answer so long after it is given up."""
+FIRST_PROMPT_S = 20.0
+BASE_ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+}
+VIEW_ENVIRONMENT = {"PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+"""In a view /root is the agent's: Python must not load what it left in its user site."""
+SHELL = ("bash", "--norc", "--noprofile", "--noediting")
+
+
+@dataclass
+class Life:
+    """One living box: its name in the zygote, the channel to its first process, and its end."""
+
+    name: str
+    channel: Channel
+    gone: asyncio.Future[None]
+
+
+async def run(
+    life: Life,
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str,
+    timeout_s: float,
+    stdin: bytes | None = None,
+    max_output_bytes: int = OUTPUT_BYTES,
+    merge_stderr: bool = True,
+) -> ExecResult:
+    """Run one command in a living box."""
+    out = PipeCapture(max_output_bytes)
+    err = None if merge_stderr else PipeCapture(max_output_bytes)
+    fds = [out.write, out.write if err is None else err.write]
+    if stdin is not None:
+        fds.append(wire.memory_file(stdin))
+    number = life.channel.next_id()
+    reply = life.channel.expect(number)
+    code: int | None
+    failure, late = b"", False
+    try:
+        try:
+            body = {
+                "op": "exec",
+                "id": number,
+                "argv": list(argv),
+                "env": dict(env),
+                "cwd": cwd,
+                "timeout_s": timeout_s,
+            }
+            life.channel.post(body, fds)
+        finally:
+            for fd in {*fds}:
+                os.close(fd)
+        answer, _ = await life.channel.reply(reply, argv[0], timeout_s + TIMEOUT_GRACE_S)
+        late = bool(answer["timed_out"])
+        code = None if late else int(answer["exit"])
+    except OSError as error:  # the program could not be started: the box's own fault, told as a shell tells it
+        code = 127 if error.errno == errno.ENOENT else 126
+        failure = f"{argv[0]}: {error.strerror or error}\n".encode()
+    finally:
+        output = out.finish()
+        stderr = None if err is None else err.finish()
+    dropped = out.kept.dropped + (0 if err is None else err.kept.dropped)
+    if stderr is None:
+        output += failure
+    else:
+        stderr += failure
+    return ExecResult(code, output, stderr, late, dropped > 0, oom=False)
+
+
+async def write_files(life: Life, files: Mapping[str, FileEntry | bytes]) -> None:
+    """Write files into a living box in one message."""
+    entries = []
+    for path, given in files.items():
+        entry = given if isinstance(given, FileEntry) else FileEntry(given)
+        entries.append((normal_path(path), entry.kind, entry.mode, entry.content))
+    blob = wire.memory_file(wire.pack_files(entries))
+    try:
+        await life.channel.request({"op": "put"}, [blob], timeout_s=OPERATION_S)
+    finally:
+        os.close(blob)
+
+
+async def furnish(life: Life, spec: SandboxSpec) -> None:
+    """Bring a new box to its started state; what fails here is the image's fault."""
+    try:
+        await write_files(life, {spec.workdir: FileEntry(b"", 0o755, "directory")})
+        for step in spec.steps():
+            if isinstance(step, CopyStep):
+                await write_files(life, step.files)
+            else:
+                await _run_step(life, step, spec.setup_timeout_s)
+    except OSError as error:
+        raise InfraFault(FaultCause.IMAGE, f"a file of the image cannot be written: {error}") from error
+
+
+async def _run_step(life: Life, step: RunStep, timeout_s: float) -> None:
+    env = {**BASE_ENVIRONMENT, **step.env}
+    result = await run(life, ["/bin/sh", "-c", step.command], env=env, cwd=step.workdir, timeout_s=timeout_s)
+    if result.exit_code != 0:
+        ending = "timed out" if result.timed_out else f"exited {result.exit_code}"
+        where = f"Dockerfile line {step.line}" if step.line else "setup"
+        tail = result.output[-500:].decode(errors="replace")
+        raise InfraFault(FaultCause.IMAGE, f"{where}: RUN {step.command[:200]} {ending}: {tail}")
+
+
+class Box:
+    """A started box; see the protocol `Sandbox`."""
+
+    def __init__(
+        self, backend: ZygoteBackend, spec: SandboxSpec, life: Life, *, view_of: str | None, base: str | None
+    ) -> None:
+        self._backend = backend
+        self._spec = spec
+        self._life = life
+        self._base = base
+        self._is_view = view_of is not None
+        self._stopped = False
+        self._terminals: list[PtyTerminal] = []
+        self._oom_seen = 0
+        home = BASE_ENVIRONMENT if not self._is_view else {**BASE_ENVIRONMENT, **VIEW_ENVIRONMENT}
+        self._env = {**home, **spec.environment()}
+        self.id = f"{backend.lease}.{life.name}"
+
+    @property
+    def isolation(self) -> str:
+        """How strong the box's walls are."""
+        return self._backend.isolation
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        max_output_bytes: int = OUTPUT_BYTES,
+        merge_stderr: bool = True,
+    ) -> ExecResult:
+        result = await run(
+            self._life,
+            argv,
+            env={**self._env, **(env or {})},
+            cwd=self._spec.workdir if cwd is None else cwd,
+            timeout_s=timeout_s,
+            stdin=stdin,
+            max_output_bytes=max_output_bytes,
+            merge_stderr=merge_stderr,
+        )
+        kills = self._backend.oom_kills(self._life.name)
+        oom, self._oom_seen = kills > self._oom_seen, kills
+        if not oom:
+            return result
+        return ExecResult(result.exit_code, result.output, result.stderr, result.timed_out, result.truncated, True)
+
+    async def put(self, files: Mapping[str, FileEntry | bytes]) -> None:
+        await write_files(self._life, files)
+
+    async def put_tree(self, source: Path, target: str) -> None:
+        entries = await asyncio.to_thread(read_tree, source, target)
+        await write_files(self._life, {normal_path(target): FileEntry(b"", 0o755, "directory"), **entries})
+
+    async def get(self, path: str, *, max_bytes: int = GET_BYTES) -> bytes:
+        blob = os.memfd_create("longshell")
+        try:
+            request = {"op": "get", "path": normal_path(path), "limit": max_bytes}
+            await self._life.channel.request(request, [blob], timeout_s=OPERATION_S)
+            return wire.read_file(blob)
+        finally:
+            os.close(blob)
+
+    async def terminal(self, *, rows: int, columns: int, echo: bool, prompt: str = "$ ") -> PtyTerminal:
+        channel = self._life.channel
+        key = secrets.token_hex(6)
+        exit_id = channel.next_id()
+        exited = channel.expect(exit_id)
+        body = {
+            "op": "terminal",
+            "exit_id": exit_id,
+            "argv": list(SHELL),
+            "env": {**self._env, **shell_environment(key, prompt)},
+            "cwd": self._spec.workdir,
+            "rows": rows,
+            "columns": columns,
+            "echo": echo,
+        }
+        try:
+            _, (master,) = await channel.request(body, timeout_s=OPERATION_S)
+        except OSError as error:
+            raise InfraFault(FaultCause.SANDBOX, f"{self.id}: no terminal: {error}") from error
+        terminal = PtyTerminal(master, exited, key, rows=rows, columns=columns, echo=echo)
+        self._terminals.append(terminal)
+        if not await terminal.settle(FIRST_PROMPT_S, at_prompt=True):
+            raise InfraFault(FaultCause.SANDBOX, f"{self.id}: the shell showed no prompt in {FIRST_PROMPT_S:g} s")
+        return terminal
+
+    async def end_processes(self) -> None:
+        try:
+            await self._life.channel.request({"op": "end"}, timeout_s=OPERATION_S)
+        except OSError as error:
+            raise InfraFault(FaultCause.SANDBOX, f"{self.id}: {error}") from error
+
+    async def fork_view(self) -> Box:
+        await self.end_processes()
+        life = await self._backend.launch(self._spec, system=self._base, over=self._life.name)
+        return Box(self._backend, self._spec, life, view_of=self.id, base=self._base)
+
+    async def reset(self) -> None:
+        if self._is_view:
+            raise ValueError("a view cannot be reset: fork another")
+        await self._close_terminals()
+        old = self._life
+        self._life, _ = await asyncio.gather(self._backend.start_life(self._spec, self._base), self._backend.end(old))
+        self._oom_seen = 0
+
+    async def stop(self) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        await self._close_terminals()
+        await asyncio.shield(self._backend.end(self._life))
+
+    async def _close_terminals(self) -> None:
+        for terminal in self._terminals:
+            await terminal.close()
+        self._terminals.clear()

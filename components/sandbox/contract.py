@@ -1,0 +1,224 @@
+"""What every sandbox backend offers: the values and protocols the rest of the system codes against.
+
+Invariant: an infrastructure failure raises `InfraFault`; what a program in the box did is a value (`ExecResult`) or the
+plain `OSError` of the box's own file system (no space, no such file). Nothing an agent does raises `InfraFault`,
+short of ending its own box.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from components.config.rollout import SandboxConfig
+from components.sandbox.image import CopyStep, FileEntry, ImageSpec, RunStep, normal_path
+
+OUTPUT_BYTES = 1 << 20
+"""Default bound of a command's kept output: half from its start, half from its end."""
+GET_BYTES = 64 << 20
+SYSTEM_FOLDERS = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr")
+
+
+@dataclass(frozen=True)
+class SandboxSpec:
+    """A box to start: its limits, its image or files, its environment."""
+
+    workdir: str = "/app"
+    image: ImageSpec | None = None
+    files: Mapping[str, FileEntry | bytes] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    setup: tuple[str, ...] = ()
+    """Shell commands run once at start, after the image's own."""
+    cpus: float = 1.0
+    memory_mb: int = 512
+    disk_mb: int = 256
+    pids: int = 128
+    network: Literal["none"] = "none"
+    setup_timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if not self.workdir.startswith("/"):
+            raise ValueError(f"workdir must be absolute, not {self.workdir!r}")
+        if self.network != "none":
+            raise ValueError(f"network {self.network!r}: only none is offered")
+
+    @classmethod
+    def within(
+        cls,
+        limits: SandboxConfig,
+        *,
+        image: ImageSpec | None = None,
+        files: Mapping[str, FileEntry | bytes] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> SandboxSpec:
+        """A spec under the configured limits, in the image's working directory."""
+        return cls(
+            workdir="/app" if image is None else image.workdir,
+            image=image,
+            files=dict(files or {}),
+            env=dict(env or {}),
+            cpus=limits.cpus,
+            memory_mb=limits.memory_mb,
+            disk_mb=limits.disk_mb,
+            pids=limits.pids,
+            network=limits.network,
+        )
+
+    def steps(self) -> tuple[CopyStep | RunStep, ...]:
+        """Everything that makes the started state, in order."""
+        image_steps = () if self.image is None else self.image.steps
+        files = {
+            path: entry if isinstance(entry, FileEntry) else FileEntry(entry) for path, entry in self.files.items()
+        }
+        environment = self.environment()
+        own: list[CopyStep | RunStep] = [CopyStep(files)] if files else []
+        own += [RunStep(command, self.workdir, environment, 0) for command in self.setup]
+        return (*image_steps, *own)
+
+    def environment(self) -> dict[str, str]:
+        """The image's variables under the spec's own."""
+        return {**({} if self.image is None else self.image.env), **self.env}
+
+    def changes_system(self) -> bool:
+        """Whether the started state differs from the bare system outside the folders an agent works in."""
+        for step in self.steps():
+            if isinstance(step, RunStep):
+                return True
+            if any(normal_path(path).split("/")[1] in SYSTEM_FOLDERS for path in step.files):
+                return True
+        return False
+
+    def digest(self) -> str:
+        """Names the started state: two specs with one digest may share a base."""
+        state = hashlib.sha256(repr((self.workdir, self.disk_mb)).encode())
+        for step in self.steps():
+            if isinstance(step, RunStep):
+                state.update(repr((step.command, step.workdir, sorted(step.env.items()))).encode())
+            else:
+                for path, entry in sorted(step.files.items()):
+                    state.update(repr((path, entry.kind, entry.mode, len(entry.content))).encode() + entry.content)
+        return state.hexdigest()
+
+
+@dataclass(frozen=True)
+class ExecResult:
+    """How a command ended. `output` is what it wrote, streams merged unless `stderr` was asked apart."""
+
+    exit_code: int | None
+    """128 + signal for a killed one; None when it was killed at its timeout."""
+    output: bytes
+    stderr: bytes | None
+    timed_out: bool
+    truncated: bool
+    oom: bool
+    """Whether the kernel killed a process of the box for memory while the command ran."""
+
+
+class Terminal(Protocol):
+    """A pseudo-terminal in a box with one persistent bash."""
+
+    @property
+    def alive(self) -> bool:
+        """False once the shell has ended (the agent may type `exit`)."""
+        ...
+
+    async def send(self, keystrokes: str) -> None:
+        """Type; to a dead terminal this does nothing."""
+        ...
+
+    async def settle(self, duration_s: float, *, at_prompt: bool) -> bool:
+        """Wait; with `at_prompt` return True as soon as the shell waits for input with all output read."""
+        ...
+
+    async def new_output(self) -> str:
+        """Text since the last call without control sequences; a full-screen program's rendered screen."""
+        ...
+
+    async def screen(self) -> str:
+        """The rendered screen."""
+        ...
+
+    async def close(self) -> None:
+        """Hang up. Idempotent."""
+        ...
+
+
+class Sandbox(Protocol):
+    """A started box."""
+
+    @property
+    def id(self) -> str:
+        """Unique on this machine."""
+        ...
+
+    @property
+    def isolation(self) -> str:
+        """`namespace/root`, `namespace/unprivileged` or `process`: recorded with every trial."""
+        ...
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        max_output_bytes: int = OUTPUT_BYTES,
+        merge_stderr: bool = True,
+    ) -> ExecResult:
+        """Run a command to its end or its timeout (then it and everything it started is killed)."""
+        ...
+
+    async def put(self, files: Mapping[str, FileEntry | bytes]) -> None:
+        """Write files; each appears whole and replaces what had its name. OSError is the box's own."""
+        ...
+
+    async def put_tree(self, source: Path, target: str) -> None:
+        """Copy a host folder's contents; symlinks stay symlinks and are never followed."""
+        ...
+
+    async def get(self, path: str, *, max_bytes: int = GET_BYTES) -> bytes:
+        """Read a regular file; FileNotFoundError and other OSErrors are the box's own."""
+        ...
+
+    async def terminal(self, *, rows: int, columns: int, echo: bool, prompt: str = "$ ") -> Terminal:
+        """Open a terminal, ready at its first prompt."""
+        ...
+
+    async def end_processes(self) -> None:
+        """Kill every process in the box."""
+        ...
+
+    async def fork_view(self) -> Sandbox:
+        """End the box's processes, then start a fresh box over its files: its own system, not the agent's."""
+        ...
+
+    async def reset(self) -> None:
+        """Back to the state after start."""
+        ...
+
+    async def stop(self) -> None:
+        """End the box and everything in it. Idempotent."""
+        ...
+
+
+class SandboxBackend(Protocol):
+    """Where boxes come from."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def isolation(self) -> str: ...
+
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        """A started box; InfraFault when it cannot be had."""
+        ...
+
+    async def close(self) -> None:
+        """Stop every box. Idempotent."""
+        ...

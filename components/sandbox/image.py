@@ -1,0 +1,239 @@
+"""A Harbor task's environment/Dockerfile, read in a subset: FROM, WORKDIR, COPY, ENV, RUN.
+
+Whatever FROM names, the box gets the host's userland; anything outside the subset is refused with its line rather than
+skipped, because a task that starts in another state than its author meant teaches the wrong thing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import re
+import shlex
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from components.errors import TaskError
+
+LARGEST_COPY = 64 << 20
+"""Bytes a COPY may bring: they are written into the box's own disk at every start."""
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """Content of one path: a file's bytes, a symlink's target, or an empty folder."""
+
+    content: bytes = b""
+    mode: int = 0o644
+    kind: Literal["file", "directory", "symlink"] = "file"
+
+
+@dataclass(frozen=True)
+class CopyStep:
+    """Files to write, by absolute path."""
+
+    files: Mapping[str, FileEntry]
+
+
+@dataclass(frozen=True)
+class RunStep:
+    """A shell command of the image."""
+
+    command: str
+    workdir: str
+    env: Mapping[str, str]
+    line: int
+
+
+@dataclass(frozen=True)
+class ImageSpec:
+    """What a Dockerfile asks for."""
+
+    base: str
+    workdir: str = "/app"
+    env: Mapping[str, str] = field(default_factory=dict)
+    steps: tuple[CopyStep | RunStep, ...] = ()
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One logical line."""
+
+    line: int
+    name: str
+    rest: str
+
+
+def normal_path(path: str) -> str:
+    """An absolute path without `.`, `..` or doubled slashes."""
+    return "/" + posixpath.normpath("/" + path).lstrip("/")
+
+
+def read_tree(source: Path, target: str) -> dict[str, FileEntry]:
+    """A folder's contents as entries below `target`; links are kept as links, never followed."""
+    entries: dict[str, FileEntry] = {}
+    for folder, names, files in os.walk(source, followlinks=False):
+        inner = Path(folder).relative_to(source)
+        for name in [*names, *files]:
+            path = Path(folder, name)
+            entry = read_entry(path)
+            if entry is not None:
+                entries[normal_path(f"{target}/{inner}/{name}")] = entry
+    return entries
+
+
+def read_entry(path: Path) -> FileEntry | None:
+    """One host path as an entry; None for what is neither file, folder nor link (a socket, a device)."""
+    info = path.lstat()
+    if stat.S_ISLNK(info.st_mode):
+        return FileEntry(os.fsencode(os.readlink(path)), 0o777, "symlink")
+    if stat.S_ISDIR(info.st_mode):
+        return FileEntry(b"", 0o755, "directory")
+    if stat.S_ISREG(info.st_mode):
+        return FileEntry(path.read_bytes(), 0o755 if info.st_mode & 0o100 else 0o644)
+    return None
+
+
+def instructions(text: str) -> Iterator[Instruction]:
+    """Logical lines: comments dropped, continuations joined."""
+    parts: list[str] = []
+    first = 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        stripped = line.strip()
+        if stripped.startswith("#") or (not stripped and not parts):
+            continue
+        if not parts:
+            first = number
+        if stripped.endswith("\\"):
+            parts.append(stripped[:-1])
+            continue
+        parts.append(stripped)
+        name, _, rest = " ".join(parts).strip().partition(" ")
+        parts = []
+        yield Instruction(first, name.upper(), rest.strip())
+    if parts:
+        name, _, rest = " ".join(parts).strip().partition(" ")
+        yield Instruction(first, name.upper(), rest.strip())
+
+
+class _Reader:
+    """Applies instructions in order; problems are collected, not raised one by one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.base = ""
+        self.workdir = "/"
+        self.env: dict[str, str] = {}
+        self.steps: list[CopyStep | RunStep] = []
+        self.problems: list[str] = []
+        self._copied = 0
+
+    def apply(self, instruction: Instruction) -> None:
+        """The boundary at which a bad instruction becomes a problem of the task."""
+        readers = {"FROM": self._from, "WORKDIR": self._workdir, "COPY": self._copy, "ENV": self._env, "RUN": self._run}
+        where = f"Dockerfile line {instruction.line}: {instruction.name}"
+        reader = readers.get(instruction.name)
+        if reader is None:
+            self.problems.append(f"{where} is not supported (FROM, WORKDIR, COPY, ENV and RUN are)")
+            return
+        try:
+            reader(instruction)
+        except ValueError as error:
+            self.problems.append(f"{where}: {error}")
+
+    def _from(self, instruction: Instruction) -> None:
+        if self.base:
+            raise ValueError("only one stage is supported")
+        words = instruction.rest.split()
+        if not words:
+            raise ValueError("names no image")
+        self.base = words[0]
+
+    def _workdir(self, instruction: Instruction) -> None:
+        if not instruction.rest:
+            raise ValueError("names no folder")
+        self.workdir = normal_path(posixpath.join(self.workdir, self._expand(instruction.rest.strip("\"'"))))
+        self.steps.append(CopyStep({self.workdir: FileEntry(b"", 0o755, "directory")}))
+
+    def _env(self, instruction: Instruction) -> None:
+        words = shlex.split(instruction.rest)
+        if words and "=" not in words[0]:
+            name, _, value = instruction.rest.partition(" ")
+            self.env[name] = self._expand(value.strip())
+            return
+        for word in words:
+            name, equals, value = word.partition("=")
+            if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+                raise ValueError(f"{word!r} is not NAME=value")
+            self.env[name] = self._expand(value)
+
+    def _expand(self, text: str) -> str:
+        return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda match: self.env.get(match[1] or match[2], ""), text)
+
+    def _run(self, instruction: Instruction) -> None:
+        rest = instruction.rest
+        if rest.startswith(("--", "<<")) or re.search(r"<<-?\s*['\"]?[A-Z_]+['\"]?\s*$", rest):
+            raise ValueError("flags and heredocs are not supported")
+        if rest.startswith("["):
+            rest = shlex.join(json.loads(rest))
+        self.steps.append(RunStep(rest, self.workdir, dict(self.env), instruction.line))
+
+    def _copy(self, instruction: Instruction) -> None:
+        rest = instruction.rest
+        words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
+        if any(word.startswith(("--", "<<")) for word in words):
+            raise ValueError("flags and heredocs are not supported")
+        if len(words) < 2:
+            raise ValueError("needs a source and a target")
+        *sources, target = [self._expand(word) for word in words]
+        files: dict[str, FileEntry] = {}
+        for source in sources:
+            files.update(self._copied_files(source, target, several=len(sources) > 1))
+        self._copied += sum(len(entry.content) for entry in files.values())
+        if self._copied > LARGEST_COPY:
+            raise ValueError(f"copies more than {LARGEST_COPY >> 20} MiB")
+        self.steps.append(CopyStep(files))
+
+    def _copied_files(self, source: str, target: str, *, several: bool) -> dict[str, FileEntry]:
+        place = normal_path(posixpath.join(self.workdir, target))
+        matches = (
+            sorted(self._folder.glob(source.strip("/")))
+            if any(c in source for c in "*?[")
+            else [self._folder / source.lstrip("/")]
+        )
+        if not matches:
+            raise ValueError(f"{source!r} matches nothing")
+        files: dict[str, FileEntry] = {}
+        for match in matches:
+            if not match.parent.resolve().is_relative_to(self._folder.resolve()) or not os.path.lexists(match):
+                raise ValueError(f"{source!r} is not in the task's environment folder")
+            entry = read_entry(match)
+            if entry is None:
+                raise ValueError(f"{source!r} is not a file or folder")
+            if entry.kind == "directory":
+                files[place] = entry
+                files.update(read_tree(match, place))
+            elif target.endswith("/") or several or len(matches) > 1 or target in (".", ".."):
+                files[normal_path(f"{place}/{match.name}")] = entry
+            else:
+                files[place] = entry
+        return files
+
+
+def read_dockerfile(environment_dir: Path) -> ImageSpec:
+    """The image that `environment_dir/Dockerfile` describes; TaskError lists every problem with its line."""
+    path = environment_dir / "Dockerfile"
+    if not path.is_file():
+        raise TaskError(str(environment_dir), ["there is no Dockerfile"])
+    reader = _Reader(environment_dir)
+    for instruction in instructions(path.read_text()):
+        reader.apply(instruction)
+    if not reader.base:
+        reader.problems.append("Dockerfile has no FROM")
+    if reader.problems:
+        raise TaskError(str(environment_dir), reader.problems)
+    return ImageSpec(reader.base, reader.workdir, reader.env, tuple(reader.steps))

@@ -1,0 +1,122 @@
+"""Who owns what a backend leaves outside its processes: control groups, and folders of boxes without isolation.
+
+Invariant: a lease is on disk before anything it covers exists. A sweep removes what belongs to a lease whose owner has
+ended (same boot, same pid namespace, no process of that pid and start time), and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from components.sandbox.zygote import cgroups
+
+log = logging.getLogger(__name__)
+
+SWEEP_PATIENCE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Owner:
+    """One process for ever: pids are reused, a pid with its start time is not."""
+
+    pid: int
+    started: int
+    boot: str
+    pid_namespace: int
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks after boot at which a process started; None when there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(stat.rpartition(b")")[2].split()[19])
+
+
+def current_owner() -> Owner:
+    """This process."""
+    pid = os.getpid()
+    started = start_time(pid)
+    assert started is not None
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return Owner(pid, started, boot, os.stat("/proc/self/ns/pid").st_ino)
+
+
+def is_orphan(owner: Owner, observer: Owner) -> bool:
+    """Whether the owner has certainly ended. Of another pid namespace nothing is certain."""
+    if owner.boot != observer.boot:
+        return True
+    return owner.pid_namespace == observer.pid_namespace and start_time(owner.pid) != owner.started
+
+
+def record(folder: Path, lease: str, owner: Owner) -> Path:
+    """Write a lease, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{lease}.json"
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w") as file:
+        json.dump(asdict(owner), file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+    return path
+
+
+def sweep(folder: Path, boxes: Path) -> list[str]:
+    """Remove what ownerless leases left; returns their names."""
+    observer = current_owner()
+    swept = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            owner = Owner(**json.loads(path.read_text()))
+        except FileNotFoundError:  # another sweep was faster
+            continue
+        if not is_orphan(owner, observer):
+            continue
+        if _remove_groups(path.stem):
+            shutil.rmtree(boxes / path.stem, ignore_errors=True)
+            path.unlink(missing_ok=True)
+            swept.append(path.stem)
+    if swept:
+        log.warning("removed what %d ended sandbox backend(s) left: %s", len(swept), ", ".join(swept))
+    return swept
+
+
+def _remove_groups(lease: str) -> bool:
+    """End what still runs in the groups of a lease and remove them. False when they stay busy."""
+    hierarchies = cgroups.find() if os.geteuid() == 0 else None
+    if hierarchies is None:
+        return True
+    deadline = time.monotonic() + SWEEP_PATIENCE_S
+    folders = [Path(group) for group in hierarchies.groups(lease)]
+    while True:
+        boxes = [box for folder in folders if folder.is_dir() for box in folder.iterdir() if box.is_dir()]
+        for box in boxes:
+            _kill_members(box)
+        busy = cgroups.remove([*map(str, boxes), *map(str, folders)])
+        if not busy:
+            return True
+        if time.monotonic() > deadline:
+            log.warning("control groups of the ended lease %s are still busy", lease)
+            return False
+        time.sleep(0.01)
+
+
+def _kill_members(group: Path) -> None:
+    try:
+        members = (group / "cgroup.procs").read_text().split()
+    except FileNotFoundError:
+        return
+    for member in members:
+        try:
+            os.kill(int(member), signal.SIGKILL)
+        except ProcessLookupError:
+            continue

@@ -1,0 +1,258 @@
+"""The manager's side of a terminal in a box: a pty master read from the event loop.
+
+The shell's prompts end in a private OSC sequence, so "back at the prompt, all output read" is an event in the stream,
+not a guess. The sequence's key is known to programs of the box; it paces the harness and decides nothing else.
+Invariant: memory is bounded whatever the programs write, and so is the share of a core that reading them takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import re
+import struct
+import termios
+
+from components.errors import InfraFault
+from components.sandbox.capture import HeadTail
+from components.sandbox.channel import Reply
+from components.sandbox.screen import (
+    TAIL_BYTES,
+    addresses_cursor,
+    plain,
+    render,
+    split_incomplete,
+    without_alternate,
+)
+
+KEPT_BYTES = 1 << 18
+READS_PER_TURN = 16
+FLOOD_BYTES = 16 << 20
+FLOOD_PAUSE_S = 0.05
+"""Past FLOOD_BYTES unseen, one turn of reads every FLOOD_PAUSE_S: the program waits, as on a slow terminal."""
+QUIET_S = 0.04
+"""Silence that counts as settled where lines typed and prompts shown do not match (a program read some of them)."""
+SEND_PATIENCE_S = 5.0
+"""A program that does not read its terminal must not hold the caller: what it does not take in this time is dropped."""
+PARTIAL_BYTES = 63
+TIOCGPTPEER = 0x5441
+INTERRUPTS = "\x03\x1a\x1c"
+
+
+def shell_environment(key: str, prompt: str) -> dict[str, str]:
+    """What makes bash mark its prompts. Its first prompt takes the variables out of its programs' environment."""
+    mark = "\\[\x1b]777;{key};{kind}\x07\\]"
+    return {
+        "PS1": prompt.replace("\\", "\\\\") + mark.format(key=key, kind="1"),
+        "PS2": "> " + mark.format(key=key, kind="2"),
+        "PROMPT_COMMAND": "export -n PS1 PS2; unset PROMPT_COMMAND",
+        "TERM": "xterm-256color",
+    }
+
+
+class PtyTerminal:
+    """One shell; see the protocol `Terminal`."""
+
+    def __init__(
+        self, master: int, exited: asyncio.Future[Reply], key: str, *, rows: int, columns: int, echo: bool
+    ) -> None:
+        self._master = master
+        self._slave = fcntl.ioctl(master, TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        self._rows, self._columns, self._echo = rows, columns, echo
+        self._event = re.compile(rb"\x1b\]777;%s;[12]\x07|\x1b\[\?(?:1049|1047|47)([hl])" % key.encode())
+        self._recent = HeadTail(KEPT_BYTES)
+        self._tail = bytearray()
+        self._carry = b""
+        self._partial = b""
+        self._unseen = 0
+        self._alternate = self._was_alternate = False
+        self._prompted = False
+        self._unanswered = 0
+        self._half_line = False
+        self._shell_group: int | None = None
+        self._last_activity = 0.0
+        self._wake: asyncio.Future[None] | None = None
+        self._fault: InfraFault | None = None
+        self._open = True
+        self._paused: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(master, False)
+        self._loop.add_reader(master, self._readable)
+        exited.add_done_callback(self._shell_ended)
+
+    @property
+    def alive(self) -> bool:
+        return self._open
+
+    def _readable(self) -> None:
+        for _ in range(READS_PER_TURN):
+            try:
+                data = os.read(self._master, 1 << 16)
+            except BlockingIOError:
+                return
+            except OSError:  # EIO: every program has closed it
+                self._hang_up()
+                return
+            self._take(data)
+        if self._unseen > FLOOD_BYTES and self._open:
+            self._loop.remove_reader(self._master)
+            self._paused = self._loop.call_later(FLOOD_PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        self._paused = None
+        if self._open:
+            self._loop.add_reader(self._master, self._readable)
+
+    def _take(self, data: bytes) -> None:
+        self._recent.add(data)
+        self._unseen += len(data)
+        self._last_activity = self._loop.time()
+        self._tail += data
+        if len(self._tail) > 2 * TAIL_BYTES:
+            del self._tail[:-TAIL_BYTES]
+        if b"\x1b" not in data and not self._carry:
+            return
+        scanned = self._carry + data
+        end = 0
+        for event in self._event.finditer(scanned):
+            end = event.end()
+            if event[1]:
+                self._alternate = event[1] == b"h"
+            else:
+                self._at_mark()
+        start = scanned.rfind(b"\x1b", max(end, len(scanned) - PARTIAL_BYTES))
+        self._carry = scanned[start:] if start >= 0 else b""
+
+    def _at_mark(self) -> None:
+        self._prompted = True
+        self._half_line = False
+        self._unanswered = max(0, self._unanswered - 1)
+        if self._shell_group is None:
+            self._shell_group = os.tcgetpgrp(self._master)
+        if not self._echo:
+            self._silence()
+        self._wake_up()
+
+    def _silence(self) -> None:
+        """A program that restored the terminal's modes also restored its echo."""
+        attributes = termios.tcgetattr(self._slave)
+        if attributes[3] & termios.ECHO:
+            attributes[3] &= ~termios.ECHO
+            termios.tcsetattr(self._slave, termios.TCSANOW, attributes)
+
+    def _wake_up(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    def _shell_ended(self, exited: asyncio.Future[Reply]) -> None:
+        error = None if exited.cancelled() else exited.exception()
+        if isinstance(error, InfraFault):
+            self._fault = error
+        if self._open and error is None:
+            self._readable()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        if self._paused is not None:
+            self._paused.cancel()
+        self._loop.remove_reader(self._master)
+        self._loop.remove_writer(self._master)
+        os.close(self._master)
+        os.close(self._slave)
+        self._wake_up()
+
+    def _check(self) -> None:
+        if self._fault is not None:
+            raise InfraFault(self._fault.cause, self._fault.detail)
+
+    async def send(self, keystrokes: str) -> None:
+        self._check()
+        if not self._open or not keystrokes:
+            return
+        last_interrupt = max(keystrokes.rfind(key) for key in INTERRUPTS)
+        lines = keystrokes.count("\n", last_interrupt + 1) + keystrokes.count("\r", last_interrupt + 1)
+        if last_interrupt >= 0:
+            self._unanswered = lines
+        else:
+            self._unanswered += lines
+        if lines or not keystrokes.isprintable():
+            self._prompted = False
+        else:
+            self._half_line = True
+        self._last_activity = self._loop.time()
+        data = memoryview(keystrokes.encode(errors="surrogateescape"))
+        deadline = self._loop.time() + SEND_PATIENCE_S
+        while data and self._open:
+            try:
+                data = data[os.write(self._master, data) :]
+            except BlockingIOError:
+                if self._loop.time() > deadline:
+                    return
+                await self._writable(deadline)
+
+    async def _writable(self, deadline: float) -> None:
+        ready: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_writer(self._master, lambda: None if ready.done() else ready.set_result(None))
+        try:
+            await asyncio.wait([ready], timeout=max(0.0, deadline - self._loop.time()))
+        finally:
+            if self._open:
+                self._loop.remove_writer(self._master)
+
+    def _at_prompt(self) -> bool:
+        if not self._prompted:
+            return False
+        if self._unanswered == 0 and not self._half_line:
+            return True
+        quiet = self._loop.time() - self._last_activity >= QUIET_S
+        return quiet and self._input_waiting() == 0 and os.tcgetpgrp(self._master) == self._shell_group
+
+    def _input_waiting(self) -> int:
+        waiting = fcntl.ioctl(self._slave, termios.FIONREAD, bytes(4))
+        return int(struct.unpack("i", waiting)[0])
+
+    async def settle(self, duration_s: float, *, at_prompt: bool) -> bool:
+        deadline = self._loop.time() + duration_s
+        while True:
+            self._check()
+            if not self._open:
+                return False
+            if at_prompt and self._at_prompt():
+                self._unanswered = 0
+                return True
+            left = deadline - self._loop.time()
+            if left <= 0:
+                return False
+            await self._sleep(min(left, QUIET_S) if at_prompt and self._prompted else left)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Until the next prompt or end, at most `seconds`."""
+        self._wake = self._loop.create_future()
+        timer = self._loop.call_later(seconds, self._wake_up)
+        try:
+            await self._wake
+        finally:
+            timer.cancel()
+            self._wake = None
+
+    async def new_output(self) -> str:
+        self._check()
+        self._unseen = 0
+        complete, self._partial = split_incomplete(self._partial + self._recent.take())
+        began_inside, self._was_alternate = self._was_alternate, self._alternate
+        if self._alternate:
+            return await self.screen()
+        text = without_alternate(complete.decode(errors="replace"), began_inside=began_inside)
+        if addresses_cursor(text):
+            return await self.screen()
+        return plain(text)
+
+    async def screen(self) -> str:
+        return render(bytes(self._tail), self._rows, self._columns)
+
+    async def close(self) -> None:
+        self._hang_up()
