@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
-from components.config import ModelConfig, TrainerConfig
+from components.config import ModelConfig, OptimizerConfig, TrainerConfig
 from components.errors import CheckpointError
 from components.records import Sample
 from components.trainer.folder import atomic_folder
@@ -65,6 +66,32 @@ def test_transformers_and_megatron_agree_in_both_directions(
     second.load_hf(tmp_path / "theirs")
     again = second.logprobs(samples, weights="current", replay=False, temperature=1.0)
     assert all(np.array_equal(a, b) for a, b in zip(ours, again, strict=True))
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_supervised_gradients_are_those_of_transformers(
+    model: ModelConfig, samples: list[Sample], tmp_path: Path, tied: bool
+) -> None:
+    model = model.model_copy(update={"tie_word_embeddings": tied})
+    trainer = MegatronTrainer(model, TrainerConfig(micro_batch_tokens=128), actor=OptimizerConfig(lr=1e-3), seed=2)
+    trainer.save_hf(tmp_path / "model")
+    oracle = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
+    for sample in samples:
+        ids = torch.from_numpy(sample.tokens.astype(np.int64))
+        labels = torch.where(torch.from_numpy(sample.loss_mask), ids, -100)[1:]
+        (cross_entropy(oracle(ids[None]).logits[0, :-1], labels, reduction="sum") / tokens).backward()
+    wanted = {name: p.grad for name, p in oracle.named_parameters() if p.grad is not None}
+    metrics = trainer.sft_step(samples, lr_share=0.0, aux_loss_coef=0.0)
+    norm = sum(float(gradient.double().square().sum()) for gradient in wanted.values()) ** 0.5
+    assert norm > 1.0  # so it was clipped to 1
+    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    clipped = {name: p.main_grad * (norm + 1e-6) for name, p in trainer.actor.module.named_parameters()}
+    found = to_hugging_face(clipped, model)
+    compared = [name for name in wanted if name in found]
+    assert len(compared) > 10
+    for name in compared:
+        torch.testing.assert_close(found[name], wanted[name], atol=2e-5, rtol=1e-4, msg=name)
 
 
 def test_the_mapping_is_a_bijection(model: ModelConfig) -> None:

@@ -53,13 +53,12 @@ class PackedAttention(nn.Module):
             raise ValueError("this attention takes packed streams only")
         borders = packed_seq_params.cu_seqlens_q.tolist()
         lengths = [end - start for start, end in pairwise(borders)]
-        outputs, start = [], 0
-        for group in similar_runs(lengths):
-            stop = start + sum(group)
-            outputs.append(self._attend(query[start:stop], key[start:stop], value[start:stop], group))
-            start = stop
-        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return output.flatten(1)
+        runs = similar_runs(lengths)
+        # The gradient of a split is one concatenation; that of a slice would be a whole tensor of zeros for each run.
+        sizes = [sum(run) for run in runs]
+        parts = zip(*(torch.split(x, sizes) for x in (query, key, value)), strict=True)
+        outputs = [self._attend(q, k, v, run) for (q, k, v), run in zip(parts, runs, strict=True)]
+        return torch.cat(outputs).flatten(1)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int]) -> Tensor:
         width = max(lengths)

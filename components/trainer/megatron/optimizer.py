@@ -14,10 +14,11 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 from components.config import ModelConfig, OptimizerConfig
 from components.errors import DivergedError
@@ -62,25 +63,74 @@ def newton_schulz(stack_BRC: Tensor) -> Tensor:
     return x
 
 
-class Muon(torch.optim.Optimizer):
+class Inner(Protocol):
+    """What Megatron asks of an optimizer that it wraps. `torch.optim.Optimizer` would load the compiler, a second."""
+
+    param_groups: list[dict[str, Any]]
+    state: dict[Tensor, dict[str, Tensor]]
+
+    def step(self) -> None:
+        """One update from the gradients, at each group's `lr`."""
+        ...
+
+
+class Adam:
+    """AdamW, one fused kernel a group. Matrices decay, vectors do not."""
+
+    def __init__(self, parameters: Sequence[Tensor], lr: float, betas: tuple[float, float], decay: float) -> None:
+        matrices, vectors = ([p for p in parameters if (p.ndim > 1) == flat] for flat in (True, False))
+        self.betas = betas
+        self.param_groups: list[dict[str, Any]] = [
+            {"params": matrices, "lr": lr, "weight_decay": decay},
+            {"params": vectors, "lr": lr, "weight_decay": 0.0},
+        ]
+        self.state = {
+            p: {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+            for p in parameters
+        }
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """See `Inner.step`."""
+        for group in self.param_groups:
+            states = [self.state[parameter] for parameter in group["params"]]
+            if states:
+                adamw(
+                    group["params"],
+                    _gradients(group["params"]),
+                    [state["exp_avg"] for state in states],
+                    [state["exp_avg_sq"] for state in states],
+                    [],
+                    [state["step"] for state in states],
+                    fused=True,
+                    amsgrad=False,
+                    beta1=self.betas[0],
+                    beta2=self.betas[1],
+                    lr=group["lr"],
+                    weight_decay=group["weight_decay"],
+                    eps=ADAM_EPS,
+                    maximize=False,
+                )
+
+
+class Muon:
     """Muon with Nesterov momentum and decoupled weight decay, over the matrices inside its parameters."""
 
-    def __init__(self, matrices: Sequence[Matrices], lr: float, weight_decay: float) -> None:
+    def __init__(self, matrices: Sequence[Matrices], lr: float, decay: float) -> None:
         parameters = list(dict.fromkeys(part.parameter for part in matrices))
-        super().__init__([{"params": parameters}], {"lr": lr, "weight_decay": weight_decay})
-        for parameter in parameters:
-            self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+        self.param_groups: list[dict[str, Any]] = [{"params": parameters, "lr": lr, "weight_decay": decay}]
+        self.state = {parameter: {"momentum": torch.zeros_like(parameter)} for parameter in parameters}
         self._stacks: dict[tuple[int, int], list[Matrices]] = defaultdict(list)
         for part in matrices:
             rows, columns = part.read(part.parameter.detach()).shape[1:]
             self._stacks[min(rows, columns), max(rows, columns)].append(part)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update from the gradients."""
+    def step(self) -> None:
+        """See `Inner.step`."""
         (group,) = self.param_groups
         parameters: list[Tensor] = group["params"]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients = _gradients(parameters)
         momenta = [self.state[parameter]["momentum"] for parameter in parameters]
         torch._foreach_mul_(momenta, MOMENTUM)
         torch._foreach_add_(momenta, gradients)
@@ -110,7 +160,8 @@ class ModelOptimizer:
         matrices = matrix_parts(self.names, model) if config.kind == "muon" else []
         taken = {part.parameter for part in matrices}
         rest = [parameter for parameter in self.names if parameter not in taken]
-        self._inner: list[tuple[torch.optim.Optimizer, float]] = [(_adam(rest, config), config.lr)]
+        adam = Adam(rest, config.lr, (config.beta1, config.beta2), config.weight_decay)
+        self._inner: list[tuple[Inner, float]] = [(adam, config.lr)]
         if config.matrix_lr is not None:
             self._inner.append((Muon(matrices, config.matrix_lr, config.weight_decay), config.matrix_lr))
         self._outer = _megatron(self._inner, config)
@@ -158,6 +209,12 @@ class ModelOptimizer:
         clip_grad_by_total_norm_fp32(list(self.names), self.config.max_grad_norm, norm)
 
 
+def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    assert len(gradients) == len(parameters)
+    return gradients
+
+
 def matrix_parts(names: Mapping[Tensor, str], model: ModelConfig) -> list[Matrices]:
     """The matrices that Muon takes: all but embeddings, routers and heads."""
     parts: list[Matrices] = []
@@ -181,24 +238,7 @@ def _query_key_value_rows(model: ModelConfig) -> Iterable[Tensor]:
     return rows[:, :each].flatten(), rows[:, each].flatten(), rows[:, each + 1].flatten()
 
 
-def _adam(parameters: Sequence[Tensor], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW with its state made at once, so that it can be loaded before the first step. Vectors do not decay."""
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    betas = (config.beta1, config.beta2)
-    adam = torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=ADAM_EPS, fused=True)
-    for parameter in parameters:
-        adam.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
-    return adam
-
-
-def _megatron(inner: Sequence[tuple[torch.optim.Optimizer, float]], config: OptimizerConfig) -> Any:
+def _megatron(inner: Sequence[tuple[Inner, float]], config: OptimizerConfig) -> Any:
     from megatron.core import parallel_state
     from megatron.core.optimizer.optimizer import ChainedOptimizer, FP32Optimizer
     from megatron.core.optimizer.optimizer_config import OptimizerConfig as MegatronConfig
