@@ -6,11 +6,14 @@ at any line leaves no result, and the next attempt continues from the last commi
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +23,7 @@ from typing import Any
 
 from components.artifacts import ArtifactStore, open_store
 from components.config import CampaignConfig, validate
-from components.errors import ConfigError, LongshellError
+from components.errors import DriftError, LongshellError
 
 EXIT_REFUSED = 2
 """The stage refused its input; trying again cannot help."""
@@ -40,7 +43,7 @@ class Job:
     inputs: Mapping[str, Any]
     store: ArtifactStore
     folder: Path
-    """Scratch of this attempt's process; nothing in it is needed after the job."""
+    """Scratch that a repeated attempt finds again; removed when the stage is done."""
 
     def key(self, *parts: str | int) -> str:
         """A store key within the campaign."""
@@ -77,15 +80,18 @@ def main(stage: Callable[[Job], Mapping[str, Any]]) -> None:
         result = dict(stage(job))
         result["seconds"] = round(time.monotonic() - started, 3)
         job.store.put_json(document["result"], result)
-    except (ConfigError, LongshellError) as error:
-        refused = isinstance(error, ValueError)
+        shutil.rmtree(job.folder)
+    except LongshellError as error:
         log.error("%s: %s", type(error).__name__, error)
-        sys.exit(EXIT_REFUSED if refused else 1)
+        sys.exit(EXIT_REFUSED if isinstance(error, (ValueError, DriftError)) else 1)
 
 
 def _open(document: Mapping[str, Any]) -> Job:
     store = open_store(document["store"])
-    folder = Path(os.environ.get("TMPDIR", "/tmp")) / f"longshell-{document['campaign']}-{os.getpid()}"
+    place = hashlib.sha256(f"{store.url} {os.getuid()}".encode()).hexdigest()[:8]
+    folder = Path(tempfile.gettempdir()) / f"longshell-{place}" / document["campaign"]
+    folder = folder / f"{document['stage']}-{document['index']}"
+    folder.mkdir(parents=True, exist_ok=True)
     return Job(
         stage=document["stage"],
         campaign=document["campaign"],

@@ -1,0 +1,112 @@
+"""The rollout side of a leg: a Ray actor that turns a weight version and the next tasks of the pool into a batch.
+
+It lives in a process of its own, so that parsing, sockets and sandboxes never wait for the trainer's interpreter. The
+actor dies with the job that owns it, and its sandboxes die with the actor.
+
+Invariant: a batch folder is written whole before `generate` returns; every turn in it was drawn under `version`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from components.config import CampaignConfig, validate
+from components.errors import FaultCause, InfraFault
+from components.jobs.world import World, open_world
+from components.learning.batch import assemble
+from components.pool import Cursor, Pool, Task
+from components.records import Sampling, Trial
+from components.rollout import Attempt, rollout_metrics, run_step, save_batch
+
+SPARE_SHARE = 0.5
+"""Share of a batch that is drawn from the pool beyond what is launched, to replace tasks that keep faulting."""
+
+
+class Rollouts:
+    """Generates the batches of one leg, one after another. Made an actor by `start_actor`."""
+
+    def __init__(
+        self, campaign: str, config: Mapping[str, Any], pool: str, checkpoint: str, sampler_url: str, state: str
+    ) -> None:
+        self._campaign = campaign
+        self._config: CampaignConfig = validate(dict(config), "config of the leg")
+        self._pool = Pool(Path(pool))
+        self._tasks: dict[str, Task] = {}
+        self._checkpoint = Path(checkpoint)
+        self._url = sampler_url
+        self._state = Path(state)
+        self._stack = AsyncExitStack()
+        self._world: World | None = None
+
+    async def generate(self, step: int, version: int, cursor: Mapping[str, int], folder: str) -> dict[str, Any]:
+        """Runs the rollouts of `step` and commits them as `folder`.
+
+        Returns:
+            {"metrics": series of the step, "cursor": where the data cursor stands afterwards}
+        """
+        world = await self._open()
+        config = self._config.rollout
+        at = Cursor(**cursor)
+        wanted = round((1 + config.oversample + SPARE_SHARE) * config.batch)
+        refs, _ = self._pool.draw(at, min(wanted, len(self._pool)))
+        tasks = [self._load(ref.task_id) for ref in refs]
+
+        async def run(attempt: Attempt[Task]) -> Trial:
+            return await world.run(attempt, Sampling(temperature=config.temperature), capture=True)
+
+        result = await run_step(tasks, campaign=self._campaign, step=step, config=config, run_trial=run)
+        _require_version(result.trials, version)
+        batch = assemble(
+            result.trials, world.tokenizer, self._config.reward, num_experts=self._config.model.num_experts
+        )
+        metrics = rollout_metrics(result.trials, batch.trial_rewards, result.ledger, seconds=result.seconds)
+        save_batch(Path(folder), result.trials, batch.samples, batch.trial_rewards, result.ledger)
+        _, after = self._pool.draw(at, min(result.consumed, len(self._pool)))
+        return {"metrics": metrics | batch.metrics, "cursor": asdict(after)}
+
+    async def close(self) -> None:
+        """Ends every sandbox and connection."""
+        self._world = None
+        await self._stack.aclose()
+
+    async def _open(self) -> World:
+        if self._world is None:
+            opened = open_world(self._config, self._checkpoint, self._url, self._state)
+            self._world = await self._stack.enter_async_context(opened)
+        return self._world
+
+    def _load(self, task_id: str) -> Task:
+        if task_id not in self._tasks:
+            self._tasks[task_id] = self._pool.load(task_id)
+        return self._tasks[task_id]
+
+
+def _require_version(trials: tuple[Trial, ...], version: int) -> None:
+    """Every chunk of a batch is of exactly one version, the one that the barrier published."""
+    for trial in trials:
+        for turn in trial.turns:
+            if turn.weight_version != version:
+                detail = f"trial {trial.trial_id} was drawn under version {turn.weight_version}, not {version}"
+                raise InfraFault(FaultCause.SAMPLER, detail)
+
+
+def start_actor(*arguments: Any) -> Any:
+    """A `Rollouts` in a process of its own; the handle's methods take the same arguments."""
+    return ray.remote(num_cpus=0, max_restarts=0)(Rollouts).remote(*arguments)
+
+
+def collect(reference: ray.ObjectRef) -> dict[str, Any]:
+    """Waits for a batch that `generate` was asked for. The actor's own error is raised, not Ray's wrapper."""
+    try:
+        return dict(ray.get(reference))
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+
+
+__all__ = ["Rollouts", "collect", "start_actor"]
