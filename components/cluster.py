@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from components.artifacts import ArtifactStore
@@ -83,20 +84,28 @@ class Cluster:
     """The Ray cluster behind one Jobs address, seen by one submitting process.
 
     Args:
-        address: URL of the Jobs API. The token, when the cluster wants one, is found by Ray's own environment.
+        address: URL of the Jobs API.
+        token: what the cluster asks for; without one, Ray's own environment is searched.
         package: where the stages' entry modules live; `<package>.<stage>` is run with the spec's path.
         patience_s: how long Ray may not answer before that is a `ServiceError`.
     """
 
     def __init__(
-        self, address: str, store: ArtifactStore, *, package: str = "components.jobs", patience_s: float = 60.0
+        self,
+        address: str,
+        store: ArtifactStore,
+        *,
+        token: str | None = None,
+        package: str = "components.jobs",
+        patience_s: float = 60.0,
     ) -> None:
         self._store = store
         self._package = package
         self._patience_s = patience_s
+        headers = {"Authorization": f"Bearer {token}"} if token else None
         try:
-            self._client = JobSubmissionClient(address)
-        except (ConnectionError, RuntimeError) as error:
+            self._client = JobSubmissionClient(address, headers=headers)
+        except (ConnectionError, RuntimeError, RayError) as error:
             raise ServiceError(f"Ray does not answer at {address}: {error}") from error
 
     def result(self, spec: JobSpec) -> dict[str, Any] | None:

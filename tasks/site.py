@@ -64,6 +64,11 @@ class Site:
         """What the supervisor wrote about the services it started."""
         return self.home / "stack" / "state.json"
 
+    @property
+    def ray_token(self) -> Path:
+        """File with the token of the local stack's Ray head."""
+        return self.home / "stack" / "ray_token"
+
     def service(self, name: str) -> str | None:
         """URL of a service, given or started by the local stack; None when there is none."""
         if name in self.given:
@@ -87,7 +92,8 @@ class Site:
         address = self.service("ray")
         if address is None:
             raise ServiceError(f"no Ray cluster: `make ui` starts one (looked in {self.stack_file})")
-        return Cluster(address, store, package=self.jobs_package)
+        ours = "ray" not in self.given
+        return Cluster(address, store, token=self.ray_token.read_text() if ours else None, package=self.jobs_package)
 
 
 def _is_port(text: str | None) -> bool:

@@ -50,7 +50,7 @@ def _links(record: Record) -> str:
             "",
             f"  Prefect  {urls['prefect'].removesuffix('/api')}",
             f"  MLflow   {urls['mlflow']}",
-            f"  Ray      {urls['ray']}   (token: {settings.token_file(Site.current().home)})",
+            f"  Ray      {urls['ray']}   (token: {Site.current().ray_token})",
             "",
             "  trigger a run in the Prefect UI, or: .venv/bin/prefect deployment run campaign/campaign",
             f"  (for the prefect command: export PREFECT_API_URL={urls['prefect']})",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tasks.site import Site
 from tasks.stack import ports
-from tasks.stack.settings import WORK_POOL, token_file
+from tasks.stack.settings import WORK_POOL, make_token
 
 _RAY_DIRECTORY_MAX = 40
 """Ray puts Unix sockets below its directory, and their paths may have 107 characters in all."""
@@ -75,7 +75,8 @@ def ray(site: Site) -> Service:
         "temp-dir": ray_directory(site.home),
     }
     argv += [f"--{name}={value}" for name, value in options.items()]
-    headers = {"Authorization": f"Bearer {token_file(site.home).read_text()}"}
+    make_token(site.ray_token)
+    headers = {"Authorization": f"Bearer {site.ray_token.read_text()}"}
     return Service("ray", tuple(argv), url, lambda: answers(f"{url}/api/version", headers))
 
 

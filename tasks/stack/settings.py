@@ -40,15 +40,13 @@ FIXED = {
 }
 
 
-def token_file(home: Path) -> Path:
-    """The Ray token of this state directory, made on first use, readable by its owner only."""
-    path = home / "stack" / "ray_token"
+def make_token(path: Path) -> None:
+    """Makes the Ray token of a state directory on first use, readable by its owner only."""
     if not path.exists():
         temporary = path.with_suffix(".tmp")
+        temporary.touch(mode=0o600)
         temporary.write_text(secrets.token_hex(32))
-        temporary.chmod(0o600)
         temporary.rename(path)
-    return path
 
 
 def environment(site: Site) -> dict[str, str]:
@@ -60,7 +58,7 @@ def environment(site: Site) -> dict[str, str]:
         "LONGSHELL_STORE": site.store_url,
         "LONGSHELL_JOBS_PACKAGE": site.jobs_package,
         "PREFECT_HOME": str(site.home / "prefect"),
-        "RAY_AUTH_TOKEN_PATH": str(token_file(site.home)),
+        "RAY_AUTH_TOKEN_PATH": str(site.ray_token),
         "PYTHONPATH": str(REPOSITORY),
         "NO_PROXY": ",".join(sorted(local)),
         "no_proxy": ",".join(sorted(local)),

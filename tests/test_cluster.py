@@ -1,0 +1,164 @@
+"""Submitting to, attaching to and losing jobs on a real Ray head."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from components.artifacts import LocalStore
+from components.cluster import Cluster, JobSpec
+from components.errors import JobFailed, ServiceError
+from components.joblog import LogLine
+from tasks.stack import ports
+from tests import services
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+@pytest.fixture
+def cluster(store: LocalStore) -> Cluster:
+    return Cluster(services.ray(), store, token=services.token(), package="tests.fake_jobs")
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Callable[..., JobSpec]:
+    def make(do: str, index: int = 1) -> JobSpec:
+        inputs = {"do": do, "trace": str(tmp_path / f"trace-{index}"), "release": str(tmp_path / "release")}
+        return JobSpec("script", f"t{os.getpid()}", index, {"seed": 1}, inputs)
+
+    return make
+
+
+def trace(spec: JobSpec) -> list[str]:
+    path = Path(spec.inputs["trace"])
+    return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 30.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def follow(cluster: Cluster, spec: JobSpec) -> tuple[str, dict, list[LogLine]]:
+    lines: list[LogLine] = []
+    submission = cluster.submit(spec, {})
+    return submission.id, cluster.follow(spec, submission.id, lines.append, lambda: None), lines
+
+
+def test_a_spec_names_its_job_and_everything_in_it_counts() -> None:
+    spec = JobSpec("rl", "m-s1", 2, {"a": 1, "b": 2}, {"pool": "p"})
+    assert spec.base == JobSpec("rl", "m-s1", 2, {"b": 2, "a": 1}, {"pool": "p"}).base
+    assert spec.base.startswith("m-s1-rl-2-")
+    others = [
+        JobSpec("sft", "m-s1", 2, {"a": 1, "b": 2}, {"pool": "p"}),
+        JobSpec("rl", "m-s1", 2, {"a": 1, "b": 3}, {"pool": "p"}),
+        JobSpec("rl", "m-s1", 2, {"a": 1, "b": 2}, {"pool": "q"}),
+    ]
+    assert len({spec.digest, *(other.digest for other in others)}) == 4
+
+
+def test_racing_submitters_share_one_job_and_its_result_is_reused(cluster, store, spec) -> None:
+    job = spec("succeed")
+    rivals = [cluster, Cluster(services.ray(), store, token=services.token(), package="tests.fake_jobs")]
+    with ThreadPoolExecutor() as pool:
+        results = list(pool.map(lambda rival: follow(rival, job), rivals))
+    assert {submission for submission, _, _ in results} == {job.base}
+    assert trace(job) == ["began"]
+    for _, result, lines in results:
+        assert result == cluster.result(job)
+        kept = [(line.level, line.text) for line in lines]
+        assert kept.count((logging.WARNING, "  of this")) == 1
+        assert [text for _, text in kept][-4:] == ["INFO hello", "WARNING beware", "  of this", "INFO done"]
+
+
+def test_a_killed_submitter_leaves_its_job_and_the_next_one_attaches(cluster, store, spec, tmp_path: Path) -> None:
+    job = spec("wait")
+    script = f"""
+import sys
+from components.artifacts import LocalStore
+from components.cluster import Cluster, JobSpec
+store = LocalStore(__import__("pathlib").Path({store.url!r}))
+cluster = Cluster({services.ray()!r}, store, token={services.token()!r}, package="tests.fake_jobs")
+spec = JobSpec({job.stage!r}, {job.campaign!r}, {job.index}, {job.config!r}, {job.inputs!r})
+cluster.follow(spec, cluster.submit(spec, {{}}).id, print, lambda: None)
+"""
+    submitter = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.DEVNULL)
+    eventually(lambda: trace(job) == ["began"])
+    submitter.send_signal(signal.SIGKILL)
+    submitter.wait()
+    again = cluster.submit(job, {})
+    assert (again.id, again.attached) == (job.base, True)
+    Path(job.inputs["release"]).touch()
+    assert cluster.follow(job, again.id, lambda line: None, lambda: None)["index"] == 1
+    assert trace(job) == ["began"]
+
+
+def test_jobs_that_end_without_a_result_have_failed_whatever_their_exit_code(cluster, spec) -> None:
+    jobs = {do: spec(do, index) for index, do in enumerate(["fail", "refuse", "lie"])}
+    with ThreadPoolExecutor() as pool:
+        futures = {do: pool.submit(follow, cluster, job) for do, job in jobs.items()}
+    errors = {do: future.exception() for do, future in futures.items()}
+    assert all(isinstance(error, JobFailed) for error in errors.values())
+    tail = errors["fail"].tail.splitlines()
+    assert len(tail) == 50
+    assert tail[-1] == "RuntimeError: the last words"
+    assert "exit code 1" in errors["fail"].status
+    assert "no such pool" in str(errors["refuse"])
+    assert [errors[do].retriable for do in ("fail", "refuse", "lie")] == [True, False, True]
+    assert cluster.submit(jobs["fail"], {}).id == f"{jobs['fail'].base}-r1"
+
+
+def test_a_job_that_ray_has_forgotten_is_lost_and_runs_again_under_the_next_name(cluster, store, spec) -> None:
+    job = spec("wait")
+    store.put_json(job.key("submitted-0.json"), {"submission_id": job.base})
+    submission = cluster.submit(job, {"longshell": "lost"})
+    assert (submission.id, submission.attached) == (f"{job.base}-r1", False)
+    assert cluster.submit(job, {}).attached
+    eventually(lambda: trace(job) == ["began"])
+    assert cluster.running({"longshell": "lost"}) == [submission.id]
+    cluster.stop(submission.id)
+    assert trace(job) == ["began", "stopped"]
+    with pytest.raises(JobFailed, match="STOPPED") as stopped:
+        cluster.follow(job, submission.id, lambda line: None, lambda: None)
+    assert not stopped.value.retriable
+
+
+def test_a_log_stream_that_drops_is_taken_up_again_without_doubles(cluster, spec, monkeypatch) -> None:
+    job = spec("wait")
+    submission = cluster.submit(job, {})
+    tail, drops = cluster._client.tail_job_logs, iter([True, True])
+
+    async def dropping(submission_id: str) -> AsyncIterator[str]:
+        async for chunk in tail(submission_id):
+            yield chunk
+            if next(drops, False):
+                raise RuntimeError("the connection is gone")
+
+    monkeypatch.setattr(cluster._client, "tail_job_logs", dropping)
+    lines: list[str] = []
+    threading.Timer(6.0, Path(job.inputs["release"]).touch).start()
+    cluster.follow(job, submission.id, lambda line: lines.append(line.text), lambda: None)
+    assert [lines.count(text) for text in ("INFO hello", "WARNING beware", "  of this", "INFO done")] == [1, 1, 1, 1]
+
+
+def test_a_cluster_that_does_not_answer_is_named(store: LocalStore) -> None:
+    address = f"http://127.0.0.1:{ports.any_free()}"
+    with pytest.raises(ServiceError, match=f"Ray does not answer at {address}"):
+        Cluster(address, store)
