@@ -1,7 +1,8 @@
 """Folders that appear whole or not at all.
 
 Invariant: under its final name a folder is complete and on disk. It is written under a temporary name beside it, every
-file and the folder are flushed, and one rename publishes it.
+file and the folder are flushed, and one rename publishes it. One process writes a folder at a time; what a killed one
+left behind is removed by the next writer.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,12 +18,15 @@ from pathlib import Path
 def atomic_folder(target: Path) -> Iterator[Path]:
     """Gives a temporary folder to fill; it becomes `target` when the block ends without an error.
 
-    An existing `target` is replaced: it is renamed away just before, and deleted just after.
+    An existing `target` is replaced: it is renamed away just before, and deleted just after. A process killed between
+    the two renames leaves it under its other name; `recover` brings it back.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    unique = uuid.uuid4().hex[:12]
-    fresh = target.parent / f".{target.name}.{unique}.new"
-    stale = target.parent / f".{target.name}.{unique}.old"
+    recover(target)
+    fresh, stale = _beside(target, "new"), _beside(target, "old")
+    for leftover in (fresh, stale):
+        if leftover.exists():
+            shutil.rmtree(leftover)
     fresh.mkdir()
     try:
         yield fresh
@@ -36,6 +39,17 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(stale, ignore_errors=True)
+
+
+def recover(target: Path) -> None:
+    """Brings a folder back whose writer was killed between the two renames. Readers call it; it deletes nothing."""
+    stale = _beside(target, "old")
+    if stale.exists() and not target.exists():
+        stale.rename(target)
+
+
+def _beside(target: Path, role: str) -> Path:
+    return target.parent / f".{target.name}.{role}"
 
 
 def _flush(path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from components.config import ModelConfig, OptimizerConfig, TrainerConfig
 from components.errors import CheckpointError
 from components.records import Sample
-from components.trainer.folder import atomic_folder
+from components.trainer.folder import atomic_folder, recover
 from components.trainer.megatron import MegatronTrainer
 from components.trainer.megatron.weights import expected_shapes, to_hugging_face, to_megatron
 
@@ -184,3 +187,33 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         (fresh / "b").write_text("3")
     assert [path.name for path in target.iterdir()] == ["b"]
     assert [path.name for path in target.parent.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize("after", ["writing", "first rename", "second rename"])
+def test_a_writer_killed_at_any_moment_leaves_the_old_or_the_new_folder(tmp_path: Path, after: str) -> None:
+    target = tmp_path / "folder"
+    with atomic_folder(target) as fresh:
+        (fresh / "version").write_text("old")
+    script = f"""
+import os, pathlib, signal
+from components.trainer.folder import atomic_folder, recover
+def killing(original, moment, calls=[]):
+    def rename(*args):
+        result = original(*args)
+        calls.append(args)
+        if len(calls) == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+    return rename
+pathlib.Path.rename = killing(pathlib.Path.rename, {["writing", "first rename", "second rename"].index(after)})
+with atomic_folder(pathlib.Path({str(target)!r})) as fresh:
+    (fresh / "version").write_text("new")
+    if {after == "writing"}:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
+    recover(target)
+    assert (target / "version").read_text() == ("new" if after == "second rename" else "old")
+    with atomic_folder(target) as fresh:
+        (fresh / "version").write_text("next")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]

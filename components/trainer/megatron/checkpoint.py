@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from components.config import ModelConfig
 from components.errors import CheckpointError
-from components.trainer.folder import atomic_folder
+from components.trainer.folder import atomic_folder, recover
 from components.trainer.megatron.network import Network
 from components.trainer.megatron.weights import fit_problems, read_json, read_tensors
 
@@ -51,7 +52,7 @@ def save(folder: Path, parts: Parts, model: ModelConfig) -> None:
     with atomic_folder(folder) as fresh:
         for name, tensors in files.items():
             save_file(tensors, fresh / f"{name}.safetensors")
-        state = {"format": FORMAT, "model": model.model_dump(mode="json"), "files": sorted(files)}
+        state = {"format": FORMAT, "model": _architecture(model), "files": sorted(files)}
         (fresh / STATE).write_text(json.dumps(state, indent=2) + "\n")
 
 
@@ -78,19 +79,24 @@ def load(folder: Path, parts: Parts, model: ModelConfig) -> None:
     torch.set_rng_state(found["random"]["torch"])
 
 
+def _architecture(model: ModelConfig) -> dict[str, Any]:
+    """What the shapes and the meaning of the weights depend on."""
+    return model.model_dump(mode="json", exclude={"path", "init_std", "max_position_embeddings"})
+
+
 def _read(folder: Path, files: list[str], model: ModelConfig) -> dict[str, dict[str, Tensor]]:
+    recover(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder")
     state = read_json(folder / STATE)
+    if state.get("format") != FORMAT:
+        raise CheckpointError(f"{folder}: format {state.get('format')}, this version reads {FORMAT}")
     problems = []
-    if state["format"] != FORMAT:
-        problems.append(f"format {state['format']}, this version reads {FORMAT}")
     if state["files"] != files:
         problems.append(f"holds {state['files']}, this trainer is made of {files}")
-    if "model" in state:
-        saved = ModelConfig.model_validate(state["model"]).model_dump(exclude={"path"})
-        ours = model.model_dump(exclude={"path"})
-        problems += [f"model.{key} was {saved[key]}, is {ours[key]}" for key in ours if saved[key] != ours[key]]
+    saved, ours = state["model"], _architecture(model)
+    keys = sorted(saved.keys() | ours.keys())
+    problems += [f"model.{k} was {saved.get(k)}, is {ours.get(k)}" for k in keys if saved.get(k) != ours.get(k)]
     if problems:
         raise CheckpointError(f"{folder}: " + "; ".join(problems))
     return {name: read_tensors([folder / f"{name}.safetensors"]) for name in files}

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from components.config import ModelConfig
 from components.errors import CheckpointError
-from components.trainer.folder import atomic_folder
+from components.trainer.folder import atomic_folder, recover
 
 MODEL_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -218,6 +218,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _config_problems(folder: Path, model: ModelConfig) -> list[str]:
+    recover(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder")
     found = read_json(folder / "config.json")
