@@ -173,7 +173,7 @@ class Engine:
         heads = [len(live.request.prompt) + live.drawn - 1 for live in lives]
         positions = torch.tensor(heads, dtype=torch.int64)
         for live, position in zip(lives, heads, strict=True):
-            self._cache.open_mask(live.slot, position)
+            self._cache.open_mask(live.slot, position + 1)
         self._decoding = _Decoding(
             lives=lives,
             slots=slots,
