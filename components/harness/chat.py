@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from components.errors import ConfigError
+from components.records import Int32
 
+Ids = Sequence[int] | Int32
 START, END = "<|im_start|>", "<|im_end|>"
 MARKER = re.compile(r"<\|([A-Za-z0-9_]{1,32})\|>")
 
@@ -57,15 +59,15 @@ class Chat:
         """Ids of the first prompt: one user turn and the head of the assistant's answer."""
         return self.tokenizer.encode(self._user_turn(user_text))
 
-    def suffix(self, user_text: str, *, answer_ids: Sequence[int]) -> list[int]:
+    def suffix(self, user_text: str, *, answer_ids: Ids) -> list[int]:
         """Ids that follow an answer: its end if it lacks one, the next user turn, the head of the next answer."""
         closing = [] if self.is_closed(answer_ids) else [self.end_id]
         return closing + self.tokenizer.encode(self.separator + self._user_turn(user_text))
 
-    def is_closed(self, answer_ids: Sequence[int]) -> bool:
+    def is_closed(self, answer_ids: Ids) -> bool:
         return len(answer_ids) > 0 and int(answer_ids[-1]) == self.end_id
 
-    def answer_text(self, answer_ids: Sequence[int]) -> str:
+    def answer_text(self, answer_ids: Ids) -> str:
         """The text of sampled ids, without the end token."""
         ids = [int(token) for token in answer_ids]
         return self.tokenizer.decode(ids[:-1] if self.is_closed(ids) else ids)

@@ -30,12 +30,17 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """One launched trial. `outcome` is None only while it is alive; turns and tokens are those it had when it ended."""
+    """One launched trial.
+
+    `retry`: its task was launched before in this step and faulted. `outcome` is None only while it is alive; turns and
+    tokens are those it had when it ended.
+    """
 
     step: int
     trial_id: str
     task_id: str
     attempt: int
+    retry: bool
     category: str
     difficulty: str
     lineage_depth: int
@@ -59,11 +64,11 @@ class Ledger:
         self.step = step
         self._rows: dict[str, LedgerRow] = {}
 
-    def launch(self, trial_id: str, task: TaskRef, attempt: int) -> None:
+    def launch(self, trial_id: str, task: TaskRef, attempt: int, *, retry: bool) -> None:
         if trial_id in self._rows:
             raise RecordError(f"trial {trial_id} is launched twice in step {self.step}")
         self._rows[trial_id] = LedgerRow(
-            self.step, trial_id, task.task_id, attempt, task.category, task.difficulty, len(task.lineage)
+            self.step, trial_id, task.task_id, attempt, retry, task.category, task.difficulty, len(task.lineage)
         )
 
     def end(self, trial_id: str, outcome: Outcome, **facts: Any) -> None:
@@ -124,7 +129,7 @@ class Ledger:
 
     def _class_metrics(self, column: str) -> dict[str, float]:
         rows = self.rows
-        submitted = Counter({row.task_id: getattr(row, column) for row in rows}.values())
+        submitted = Counter(getattr(row, column) for row in rows if not row.retry)
         cancelled = Counter(getattr(row, column) for row in rows if row.outcome is Outcome.CANCELLED)
         trained = Counter(getattr(row, column) for row in rows if row.outcome is Outcome.ADMITTED)
         metrics = {}

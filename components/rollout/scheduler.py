@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,19 @@ class Wait:
     until: float | None
 
 
+class FinishReason(StrEnum):
+    """Why a step is over."""
+
+    FULL = "the batch is full"
+    FAULTS = "too many launched trials ended in infrastructure faults"
+    EXHAUSTED = "no task is left to launch"
+
+
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The step is over: everything alive is to be cancelled. `complete`: the batch is full."""
+    """The step is over: everything alive is to be cancelled."""
 
-    complete: bool
-    reason: str
+    reason: FinishReason
 
 
 Action = Launch | Wait | Finish
@@ -107,12 +115,12 @@ class StepScheduler:
     def next(self, now: float) -> Action:
         """What to do at `now`. A `Launch` counts as started."""
         if self.admitted >= self.plan.batch:
-            return Finish(True, "batch full")
+            return Finish(FinishReason.FULL)
         if self.faulted > self.plan.max_fault_share * self.plan.target:
-            return Finish(False, f"{self.faulted} of {self.launched} launched trials ended in infrastructure faults")
+            return Finish(FinishReason.FAULTS)
         candidate = self._candidate()
         if candidate is None:
-            return Wait(None) if self.alive else Finish(False, f"no task left after {self.consumed}")
+            return Wait(None) if self.alive else Finish(FinishReason.EXHAUSTED)
         if len(self.alive) >= self.plan.concurrency:
             return Wait(None)
         ready = self._bucket.ready_at(now)

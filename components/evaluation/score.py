@@ -1,0 +1,196 @@
+"""Scores of a suite of trials.
+
+Invariants: an infrastructure fault is out of every denominator and counted beside it; a task's attempts are averaged
+before tasks are, so that no task weighs more for having been tried more; a statistic that cannot be computed is None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from components.config import RewardConfig
+from components.errors import StopReason
+from components.records import AssertionOutcome, Reward, Trial, VerifierReport
+from components.reward import dense_reward
+from components.rollout.ledger import metric_key
+
+
+@dataclass(frozen=True, slots=True)
+class ClassScore:
+    """Resolved rate within one class of tasks."""
+
+    tasks: int
+    trials: int
+    resolved: float
+    stderr: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteScore:
+    """What a model reached on a suite.
+
+    Attributes:
+        tasks: tasks with at least one graded trial.
+        trials: graded trials.
+        faults: trials that ended in an infrastructure fault; they are in no other figure.
+        infra_rate: faults over all trials.
+        resolved: mean over tasks of the share of attempts that resolved it; None without a graded trial.
+        stderr: standard error of `resolved`: across tasks with one attempt each, within tasks with several (the suite
+            is then the population).
+        pass_at_k: unbiased estimate for every k up to the fewest attempts of a task; empty with one attempt a task.
+        mean_reward: mean over tasks of the dense reward.
+        assertions_passed: passed over all assertions of graded trials; None when no report lists any.
+        turns_mean: mean turns of a graded trial.
+        stops: graded trials by stop reason.
+        by_category, by_difficulty: the resolved rate of each class.
+    """
+
+    tasks: int
+    trials: int
+    faults: int
+    infra_rate: float | None
+    resolved: float | None
+    stderr: float | None
+    pass_at_k: Mapping[int, float]
+    mean_reward: float | None
+    assertions_passed: float | None
+    assertions: int
+    turns_mean: float | None
+    stops: Mapping[str, int]
+    by_category: Mapping[str, ClassScore]
+    by_difficulty: Mapping[str, ClassScore]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; keys of `pass_at_k` become strings."""
+        return asdict(self) | {"pass_at_k": {str(k): value for k, value in self.pass_at_k.items()}}
+
+    def metrics(self, suite: str) -> dict[str, float]:
+        """The `eval/<suite>/...` series of design section 10; absent where None."""
+        prefix = f"eval/{suite}"
+        values: dict[str, float | None] = {
+            "resolved": self.resolved,
+            "stderr": self.stderr,
+            "mean_reward": self.mean_reward,
+            "infra_rate": self.infra_rate,
+            "turns_mean": self.turns_mean,
+            "assertions_passed": self.assertions_passed,
+            "trials": float(self.trials),
+            "faults": float(self.faults),
+        }
+        values |= {f"pass_at_{k}": value for k, value in self.pass_at_k.items()}
+        for column, classes in (("category", self.by_category), ("difficulty", self.by_difficulty)):
+            values |= {
+                f"resolved_by/{metric_key(f'{column}.{name}')}": score.resolved for name, score in classes.items()
+            }
+        return {f"{prefix}/{name}": value for name, value in values.items() if value is not None}
+
+
+def aggregate(trials: Sequence[Trial], reward: RewardConfig | None = None) -> SuiteScore:
+    """Scores `trials`, any number of attempts a task. `reward` says how `mean_reward` is computed."""
+    graded = [trial for trial in trials if trial.report is not None]
+    faults = len(trials) - len(graded)
+    by_task = _by_task(graded)
+    resolved, stderr = _resolved(by_task)
+    rewards = [_reward(trial, reward or RewardConfig()) for trial in graded]
+    reward_of = {trial.trial_id: value.value for trial, value in zip(graded, rewards, strict=True)}
+    task_rewards = [_mean([reward_of[trial.trial_id] for trial in attempts]) for attempts in by_task.values()]
+    passed, assertions = _assertions(graded)
+    return SuiteScore(
+        tasks=len(by_task),
+        trials=len(graded),
+        faults=faults,
+        infra_rate=faults / len(trials) if trials else None,
+        resolved=resolved,
+        stderr=stderr,
+        pass_at_k=_pass_at_k(by_task),
+        mean_reward=_mean(task_rewards) if task_rewards else None,
+        assertions_passed=passed / assertions if assertions else None,
+        assertions=assertions,
+        turns_mean=_mean([len(trial.turns) for trial in graded]) if graded else None,
+        stops=_stops(graded),
+        by_category=_by_class({trial.task.task_id: trial.task.category for trial in graded}, by_task),
+        by_difficulty=_by_class({trial.task.task_id: trial.task.difficulty for trial in graded}, by_task),
+    )
+
+
+def _by_task(graded: Sequence[Trial]) -> dict[str, list[Trial]]:
+    by_task: dict[str, list[Trial]] = defaultdict(list)
+    for trial in graded:
+        by_task[trial.task.task_id].append(trial)
+    return dict(by_task)
+
+
+def _resolved(by_task: Mapping[str, Sequence[Trial]]) -> tuple[float | None, float | None]:
+    """Mean of per-task means, and its standard error (None when it cannot be told)."""
+    n = len(by_task)
+    if not n:
+        return None, None
+    counts = [(sum(_passed(trial) for trial in attempts), len(attempts)) for attempts in by_task.values()]
+    rates = [won / tried for won, tried in counts]
+    mean = _mean(rates)
+    if all(tried > 1 for _, tried in counts):
+        variance = sum((won / tried) * (1 - won / tried) / (tried - 1) for won, tried in counts)
+        return mean, math.sqrt(variance) / n
+    if n == 1:
+        return mean, None
+    return mean, math.sqrt(sum((rate - mean) ** 2 for rate in rates) / (n - 1) / n)
+
+
+def _pass_at_k(by_task: Mapping[str, Sequence[Trial]]) -> dict[int, float]:
+    """1 - C(n-c, k)/C(n, k), averaged over tasks."""
+    fewest = min((len(attempts) for attempts in by_task.values()), default=0)
+    if fewest < 2:
+        return {}
+    counts = [(sum(_passed(trial) for trial in attempts), len(attempts)) for attempts in by_task.values()]
+    return {
+        k: _mean([1 - math.comb(tried - won, k) / math.comb(tried, k) for won, tried in counts])
+        for k in range(1, fewest + 1)
+    }
+
+
+def _by_class(class_of: Mapping[str, str], by_task: Mapping[str, Sequence[Trial]]) -> dict[str, ClassScore]:
+    scores = {}
+    for name in sorted(set(class_of.values())):
+        tasks = {task: attempts for task, attempts in by_task.items() if class_of[task] == name}
+        resolved, stderr = _resolved(tasks)
+        assert resolved is not None, "a class has at least one task"
+        scores[name] = ClassScore(len(tasks), sum(map(len, tasks.values())), resolved, stderr)
+    return scores
+
+
+def _assertions(graded: Sequence[Trial]) -> tuple[int, int]:
+    outcomes = [outcome for trial in graded if trial.report for outcome in trial.report.assertions.values()]
+    return sum(outcome is AssertionOutcome.PASSED for outcome in outcomes), len(outcomes)
+
+
+def _stops(graded: Sequence[Trial]) -> dict[str, int]:
+    found = Counter(trial.stop for trial in graded)
+    return {reason.value: found[reason] for reason in StopReason}
+
+
+def _reward(trial: Trial, config: RewardConfig) -> Reward:
+    report = _report(trial)
+    return dense_reward(
+        report,
+        bool(report.outcome),
+        scale=config.scale,
+        credit=config.credit,
+        fail_to_pass=trial.task.fail_to_pass or None,
+    )
+
+
+def _passed(trial: Trial) -> bool:
+    return _report(trial).outcome is True
+
+
+def _report(trial: Trial) -> VerifierReport:
+    assert trial.report is not None, "only graded trials are scored"
+    return trial.report
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,178 @@
+"""The agent's side of a trial: draw, read, type, look (Terminus-2's contract, on token ids).
+
+Invariants:
+- every prompt is the one before, the answer as it was drawn, and a suffix: nothing is ever rendered again;
+- no request exceeds the token wall: prompt + answer ≤ max_context_tokens;
+- an answer that cannot be read, or was cut, executes nothing and the policy is told why;
+- the loop ends with a StopReason, or with an InfraFault raised by what it stands on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from components.config import HarnessConfig
+from components.errors import FaultCause, InfraFault, RecordError, StopReason
+from components.harness.chat import Chat
+from components.harness.observation import limit_output
+from components.harness.parse import Command, ParsedTurn, parse_response
+from components.harness.policy import Policy
+from components.harness.prompt import Prompt
+from components.records import Sampling, Turn
+from components.sandbox import Terminal
+from components.tito import TokenHistory
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a trial has come; read by others when it is cut short."""
+
+    turns: int = 0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a trial did, counted."""
+
+    commands: int = 0
+    repeated_commands: int = 0
+    parse_failures: int = 0
+    warnings: int = 0
+    completion_claims: int = 0
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds by phase."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
+
+
+class AgentLoop:
+    """One run of one policy at one terminal. `turns`, `tally` and `progress` are current at every await."""
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        terminal: Terminal,
+        chat: Chat,
+        prompt: Prompt,
+        config: HarnessConfig,
+        sampling: Sampling,
+        progress: Progress,
+        clock: Clock,
+    ) -> None:
+        self.turns: list[Turn] = []
+        self.tally = Tally()
+        self._policy = policy
+        self._terminal = terminal
+        self._chat = chat
+        self._prompt = prompt
+        self._config = config
+        self._sampling = sampling
+        self._progress = progress
+        self._clock = clock
+        self._last_keystrokes: tuple[str, ...] = ()
+
+    async def run(self, instruction: str) -> StopReason:
+        """Plays until something ends it."""
+        with self._clock.phase("execute"):
+            text = self._prompt.opening(instruction, await self._first_screen())
+        history = TokenHistory(self._chat.opening(text))
+        failures, claimed = 0, False
+        while True:
+            room = self._config.max_context_tokens - len(history)
+            if room < 1:
+                return StopReason.TOKEN_LIMIT
+            turn = await self._draw(history, text, min(room, self._config.max_turn_tokens))
+            if turn.finish_reason == "length" and len(history) >= self._config.max_context_tokens:
+                return StopReason.TOKEN_LIMIT
+            parsed = self._read(turn)
+            if parsed.error is not None:
+                failures += 1
+                if failures >= self._config.max_parse_failures:
+                    return StopReason.PARSE_FAILURES
+                text = self._prompt.rejected(parsed.error, parsed.warnings)
+            else:
+                failures = 0
+                await self._execute(parsed.commands)
+                if not self._terminal.alive:
+                    return StopReason.GAVE_UP
+                if parsed.task_complete and (claimed or not self._config.confirm_completion):
+                    return StopReason.COMPLETED
+                claimed = parsed.task_complete
+                text = await self._look(parsed)
+            if len(self.turns) >= self._config.max_turns:
+                return StopReason.TURN_LIMIT
+            history.append_context(self._chat.suffix(text, answer_ids=turn.completion_ids))
+
+    async def _first_screen(self) -> str:
+        await self._terminal.settle(self._config.max_command_s, at_prompt=True)
+        return await self._output()
+
+    async def _draw(self, history: TokenHistory, observation: str, max_new_tokens: int) -> Turn:
+        with self._clock.phase("sample"):
+            drawn = await self._policy.answer(
+                history.prompt_ids, max_new_tokens=max_new_tokens, observation=observation
+            )
+        if not 0 < len(drawn.output_ids) <= max_new_tokens:
+            detail = f"{len(drawn.output_ids)} ids drawn where 1 to {max_new_tokens} were asked for"
+            raise InfraFault(FaultCause.SAMPLER, detail)
+        try:
+            turn = history.append_turn(drawn, self._sampling)
+        except RecordError as error:
+            raise InfraFault(FaultCause.SAMPLER, str(error)) from error
+        self.turns.append(turn)
+        self._progress.turns, self._progress.tokens = len(self.turns), len(history)
+        return turn
+
+    def _read(self, turn: Turn) -> ParsedTurn:
+        if turn.finish_reason == "length":
+            parsed = ParsedTurn(error=f"it was cut at {len(turn.completion_ids)} tokens")
+        else:
+            parsed = parse_response(self._chat.answer_text(turn.completion_ids))
+        self.tally.parse_failures += parsed.error is not None
+        self.tally.warnings += len(parsed.warnings)
+        self.tally.completion_claims += parsed.task_complete
+        return parsed
+
+    async def _execute(self, commands: tuple[Command, ...]) -> None:
+        keystrokes = tuple(command.keystrokes for command in commands)
+        self.tally.repeated_commands += bool(keystrokes) and keystrokes == self._last_keystrokes
+        self._last_keystrokes = keystrokes
+        with self._clock.phase("execute"):
+            for command in commands:
+                self.tally.commands += 1
+                await self._terminal.send(command.keystrokes)
+                await self._wait(command.duration_s)
+                if not self._terminal.alive:
+                    return
+
+    async def _wait(self, duration_s: float) -> None:
+        config = self._config
+        if config.return_at_prompt:
+            duration_s = max(duration_s, config.patience_s)
+        await self._terminal.settle(min(duration_s, config.max_command_s), at_prompt=config.return_at_prompt)
+
+    async def _look(self, parsed: ParsedTurn) -> str:
+        with self._clock.phase("execute"):
+            output = await self._output()
+        tell = self._prompt.confirm if parsed.task_complete else self._prompt.observation
+        return tell(output, parsed.warnings)
+
+    async def _output(self) -> str:
+        output = await self._terminal.new_output()
+        return limit_output(output, self._config.observation_bytes, marker=self._prompt.omission)

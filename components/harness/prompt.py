@@ -1,0 +1,99 @@
+"""The words around a task: what the policy is told, in one of two styles.
+
+`longshell` explains the whole contract in our own words. `terse` says nothing but the task and the terminal, for models
+whose every token is trained. What both share is the structure (Terminus-2's): one user message with the task and the
+terminal, then one observation a turn, errors and warnings in front of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from components.harness.observation import OMISSION
+
+CONTRACT = """\
+You work in a Linux terminal and have been given a task. You act by answering with one JSON object and nothing else:
+
+{{
+  "analysis": "what the terminal shows, and what is done and what is missing",
+  "plan": "what you do next and what you expect of it",
+  "commands": [
+    {{"keystrokes": "ls -la\\n", "duration": 0.1}},
+    {{"keystrokes": "make test\\n", "duration": 20.0}}
+  ],
+  "task_complete": false
+}}
+
+"analysis", "plan" and "commands" are required and come in this order. "commands" may be empty, to wait and look again.
+
+- "keystrokes" are typed into the terminal exactly as they stand. End a shell command with \\n, or it is not entered.
+  Control keys are written as their characters (\\u0003 is Ctrl-C).
+- "duration" is how many seconds to wait for the effect: 0.1 for what is immediate, 1 for a short program, more for
+  builds and downloads. It never needs to exceed {max_command_s:g}: look again with empty keystrokes instead.
+- Commands are typed one after another; you see the terminal once, after the last one. At most {observation_bytes} bytes
+  of new output are shown, the middle of longer output is left out.
+- Set "task_complete" to true only once the task is done and checked. You are asked to confirm it.
+
+Task:
+{instruction}
+
+Terminal:
+{terminal}"""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The texts of one style. Each method returns the text of a user turn."""
+
+    style: Literal["longshell", "terse"]
+    max_command_s: float
+    observation_bytes: int
+
+    @property
+    def separator(self) -> str:
+        """What stands after an end token in the chat rendering."""
+        return "\n" if self.style == "longshell" else ""
+
+    @property
+    def omission(self) -> str:
+        """Marker of left-out output, for `limit_output`."""
+        return OMISSION if self.style == "longshell" else "\n...\n"
+
+    def opening(self, instruction: str, terminal: str) -> str:
+        if self.style == "terse":
+            return f"{instruction.strip()}\n{terminal}"
+        return CONTRACT.format(
+            instruction=instruction.strip(),
+            terminal=terminal,
+            max_command_s=self.max_command_s,
+            observation_bytes=self.observation_bytes,
+        )
+
+    def observation(self, output: str, warnings: tuple[str, ...] = ()) -> str:
+        if self.style == "terse":
+            return "".join(f"! {warning}\n" for warning in warnings) + output
+        return self._warned(warnings) + f"New output of the terminal:\n{output}"
+
+    def rejected(self, error: str, warnings: tuple[str, ...] = ()) -> str:
+        """Tells that an answer could not be read. Nothing of it was executed."""
+        if self.style == "terse":
+            return f"ERROR: {error}\n$ "
+        return (
+            f"Your answer could not be read: {error}\n{self._warned(warnings)}"
+            "None of it was executed. Answer again with one JSON object in the form described above."
+        )
+
+    def confirm(self, output: str, warnings: tuple[str, ...] = ()) -> str:
+        """Asks whether the task is really done."""
+        if self.style == "terse":
+            return "".join(f"! {warning}\n" for warning in warnings) + f"{output}\ndone? "
+        return (
+            self._warned(warnings)
+            + f"The terminal now shows:\n{output}\n\n"
+            + "You said that the task is complete. It will be graded as it stands and you cannot change it afterwards. "
+            + 'If it is complete, answer with "task_complete": true once more; otherwise go on working.'
+        )
+
+    def _warned(self, warnings: tuple[str, ...]) -> str:
+        return f"About your last answer: {'; '.join(warnings)}.\n" if warnings else ""

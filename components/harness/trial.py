@@ -1,0 +1,151 @@
+"""One trial: a box, an agent in it, a verdict on what it left.
+
+Invariants: a trial ends with a verdict or with a fault, never both; what the agent caused is a StopReason and is
+graded; what the infrastructure caused is a fault and has no reward. The box is gone when `run_trial` returns, raises or
+is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from components.config import HarnessConfig, SandboxConfig
+from components.errors import InfraFault, StopReason
+from components.harness.chat import Chat, TextCodec
+from components.harness.cleanup import uninterrupted
+from components.harness.environment import TrialTask
+from components.harness.loop import AgentLoop, Clock, Progress
+from components.harness.policy import Policy
+from components.harness.prompt import Prompt
+from components.harness.verification import verify_result
+from components.records import Sampling, Trial, VerifierReport
+from components.sandbox import Sandbox, SandboxBackend
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long the agent and the verifier may take."""
+
+    agent_s: float
+    verifier_s: float
+
+
+def chat_for(tokenizer: TextCodec, config: HarnessConfig) -> Chat:
+    """The rendering that goes with the configured prompt style."""
+    return Chat(tokenizer, separator=_prompt(config).separator)
+
+
+async def run_trial(
+    task: TrialTask,
+    *,
+    trial_id: str,
+    backend: SandboxBackend,
+    policy: Policy,
+    tokenizer: TextCodec,
+    config: HarnessConfig,
+    sandbox: SandboxConfig,
+    sampling: Sampling,
+    agent_timeout_s: float,
+    verifier_timeout_s: float,
+    progress: Progress | None = None,
+) -> Trial:
+    """Runs one attempt at one task and grades it. Cancelling it stops the box and then propagates."""
+    run = _Run(task, policy, config, sampling, chat_for(tokenizer, config), progress or Progress())
+    deadlines = Deadlines(agent_timeout_s, verifier_timeout_s)
+    try:
+        with run.clock.phase("start"):
+            spec = task.sandbox_spec(sandbox)
+            box = await backend.start(spec)
+        try:
+            report = await run.play(box, spec.workdir, deadlines)
+        finally:
+            await _stop(box, run)
+    except InfraFault as fault:
+        return run.ended(trial_id, None, fault)
+    return run.ended(trial_id, report, None)
+
+
+class _Run:
+    """The state of one trial while it runs."""
+
+    def __init__(
+        self,
+        task: TrialTask,
+        policy: Policy,
+        config: HarnessConfig,
+        sampling: Sampling,
+        chat: Chat,
+        progress: Progress,
+    ) -> None:
+        self.clock = Clock()
+        self.facts: dict[str, Any] = {}
+        self._task = task
+        self._policy = policy
+        self._config = config
+        self._sampling = sampling
+        self._chat = chat
+        self._progress = progress
+        self._loop: AgentLoop | None = None
+        self._stop: StopReason | None = None
+
+    async def play(self, box: Sandbox, workdir: str, deadlines: Deadlines) -> VerifierReport:
+        """The agent's phase, then the verifier's."""
+        self.facts |= {"sandbox_id": box.id, "isolation": box.isolation}
+        config = self._config
+        with self.clock.phase("start"):
+            terminal = await box.terminal(rows=config.rows, columns=config.columns, echo=config.echo)
+        self._loop = AgentLoop(
+            policy=self._policy,
+            terminal=terminal,
+            chat=self._chat,
+            prompt=_prompt(config),
+            config=config,
+            sampling=self._sampling,
+            progress=self._progress,
+            clock=self.clock,
+        )
+        deadline = asyncio.timeout(deadlines.agent_s)
+        try:
+            async with deadline:
+                self._stop = await self._loop.run(self._task.instruction)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            self._stop = StopReason.AGENT_TIMEOUT
+        finally:
+            await uninterrupted(terminal.close())
+        with self.clock.phase("verify"):
+            return await verify_result(box, self._task, timeout_s=deadlines.verifier_s, workdir=workdir)
+
+    def ended(self, trial_id: str, report: VerifierReport | None, fault: InfraFault | None) -> Trial:
+        turns = () if self._loop is None else tuple(self._loop.turns)
+        tally = {} if self._loop is None else asdict(self._loop.tally)
+        return Trial(
+            trial_id=trial_id,
+            task=self._task.ref,
+            turns=turns,
+            stop=self._stop,
+            report=report,
+            fault=fault,
+            timings_s=dict(self.clock.seconds),
+            facts=self.facts | tally,
+        )
+
+
+async def _stop(box: Sandbox, run: _Run) -> None:
+    """Stops the box whatever happens. A box that will not stop does not take the verdict away: the reaper gets it."""
+    try:
+        with run.clock.phase("stop"):
+            await uninterrupted(box.stop())
+    except InfraFault as fault:
+        log.warning("sandbox %s did not stop: %s", box.id, fault)
+        run.facts["stop_fault"] = str(fault)
+
+
+def _prompt(config: HarnessConfig) -> Prompt:
+    return Prompt(config.prompt_style, config.max_command_s, config.observation_bytes)

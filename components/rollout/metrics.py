@@ -1,0 +1,55 @@
+"""The `rollout/...` and `stop/...` series of one step (design section 10). A mean stands beside the count it is over.
+
+Invariant: a mean over nothing is absent, never 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from components.errors import StopReason
+from components.records import Reward, Trial
+from components.rollout.ledger import Ledger
+
+
+def rollout_metrics(
+    trials: Sequence[Trial], rewards: Sequence[Reward], ledger: Ledger, *, seconds: float
+) -> dict[str, float]:
+    """Series of the admitted `trials`, their `rewards` (one a trial) and the step's ledger."""
+    stops = Counter(trial.stop for trial in trials)
+    metrics = ledger.metrics() | {"rollout/seconds": seconds, "rollout/graded": float(len(trials))}
+    metrics |= {f"stop/{reason.value}": float(stops[reason]) for reason in StopReason}
+    total = sum(reward.total for _, reward in zip(trials, rewards, strict=True))
+    metrics["rollout/assertions_total"] = float(total)
+    if total:
+        metrics["rollout/assertions_passed"] = sum(reward.passed for reward in rewards) / total
+    if trials:
+        turns_B = np.array([len(trial.turns) for trial in trials])
+        tokens_B = np.array([trial_tokens(trial) for trial in trials])
+        metrics |= {
+            "rollout/reward_mean": float(np.mean([reward.value for reward in rewards])),
+            "rollout/pass_rate": float(np.mean([reward.outcome for reward in rewards])),
+            "rollout/report_fallbacks": float(sum(reward.fallback is not None for reward in rewards)),
+            "rollout/turns_mean": float(turns_B.mean()),
+            "rollout/turns_p90": float(np.quantile(turns_B, 0.9)),
+            "rollout/tokens_mean": float(tokens_B.mean()),
+            "rollout/parse_failures": float(sum(trial.facts.get("parse_failures", 0) for trial in trials)),
+        }
+    return metrics | _phases(trials)
+
+
+def trial_tokens(trial: Trial) -> int:
+    """Length of the trial's last stream: the context it had grown to."""
+    return len(trial.turns[-1].prompt_ids) + len(trial.turns[-1].completion_ids) if trial.turns else 0
+
+
+def _phases(trials: Sequence[Trial]) -> dict[str, float]:
+    """Mean seconds of each phase, over the trials that went through it."""
+    phases = sorted({phase for trial in trials for phase in trial.timings_s})
+    return {
+        f"rollout/{phase}_s_mean": float(np.mean([t.timings_s[phase] for t in trials if phase in t.timings_s]))
+        for phase in phases
+    }
