@@ -1,0 +1,109 @@
+"""The append-only history: what a harness that never re-encodes sends and keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from components.errors import RecordError
+from components.tito import TokenHistory, audit, stitch
+
+from .test_stitch import Letters
+
+
+@dataclass(frozen=True)
+class Generation:
+    output_ids: np.ndarray
+    logprobs: np.ndarray
+    routing: np.ndarray | None
+    routing_start: int = 0
+    finish_reason: str = "stop"
+    weight_version: int = 0
+
+
+def generate(rng, prompt, size, *, start=0, version=0, layers=2):
+    """A sampler whose experts are a function of position, token and version, as a prefix cache would return them."""
+    ids = rng.integers(97, 123, size).astype(np.int32)
+    whole = np.concatenate([prompt, ids])[:-1].astype(np.int64)[:, None, None]
+    place = np.arange(len(whole))[:, None, None] + np.arange(layers * 2).reshape(layers, 2)
+    rows = ((whole * 7 + place + version) % 8).astype(np.uint8)
+    return Generation(ids, -rng.random(size).astype(np.float32), rows[start:], start, "stop", version)
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 10**6), turns=st.integers(1, 12), change=st.integers(0, 12))
+def test_a_trajectory_of_the_history_is_strict_exactly_conditioned_and_fully_routed(seed, turns, change):
+    rng = np.random.default_rng(seed)
+    history, played = TokenHistory([112, 58]), []
+    for index in range(turns):
+        version = int(index >= change)
+        prompt = history.prompt_ids
+        drawn = generate(rng, prompt, rng.integers(1, 600), start=history.routing_start(version), version=version)
+        played.append(history.append_turn(drawn))
+        whole = generate(np.random.default_rng(0), prompt, 1, version=version).routing
+        np.testing.assert_array_equal(played[-1].routing[: len(whole)], whole)
+        history.append_context([10] * int(rng.integers(1, 300)))
+    samples = stitch(played, Letters())
+    report = audit(played, samples, Letters())
+    assert report.clean
+    assert report.reencoded_context == 0
+    assert len(samples) == len({turn.weight_version for turn in played})
+    assert sum(s.boundaries["strict"] for s in samples) == turns - len(samples)
+    assert history.prompt_ids.tolist()[: len(samples[-1].tokens)] == samples[-1].tokens.tolist()
+    for sample in samples:
+        want = generate(np.random.default_rng(0), sample.tokens, 1, version=sample.weight_version).routing[:-1]
+        np.testing.assert_array_equal(sample.routing, want)
+
+
+def test_prompts_share_memory_and_cannot_be_changed():
+    history = TokenHistory(range(50))
+    first = history.prompt_ids
+    history.append_context([1, 2])
+    assert np.shares_memory(first, history.prompt_ids)
+    assert len(first) == 50
+    with pytest.raises(ValueError, match="read-only"):
+        first[0] = 9
+
+
+def test_routing_rows_after_a_resume_are_concatenated_not_overwritten():
+    # verl #7158: a partial rollout's rows were overwritten on resume, and the merge failed on arrays.
+    rng, history = np.random.default_rng(0), TokenHistory([1, 2, 3])
+    one = history.append_turn(generate(rng, history.prompt_ids, 4))
+    kept = one.routing.copy()
+    assert history.routing_start(0) == 6
+    two = history.append_turn(generate(rng, history.prompt_ids, 5, start=6))
+    assert len(two.routing) == 3 + 4 + 5 - 1
+    np.testing.assert_array_equal(two.routing[:6], kept)
+    np.testing.assert_array_equal(one.routing, kept)
+
+
+@pytest.mark.parametrize(("start", "version"), [(5, 0), (7, 0), (6, 1)])
+def test_rows_that_leave_a_hole_or_mix_weights_are_refused_and_nothing_is_recorded(start, version):
+    rng, history = np.random.default_rng(0), TokenHistory([1, 2, 3])
+    history.append_turn(generate(rng, history.prompt_ids, 4))
+    drawn = generate(rng, history.prompt_ids, 5, start=start, version=version)
+    if start == 5:
+        drawn = Generation(drawn.output_ids, drawn.logprobs, drawn.routing[1:], 5)
+    before = history.prompt_ids.tolist()
+    with pytest.raises(RecordError, match="do not continue"):
+        history.append_turn(drawn)
+    assert history.prompt_ids.tolist() == before
+    assert history.routing_start(0) == 6
+
+
+def test_a_generation_without_a_log_prob_for_every_id_is_refused():
+    history = TokenHistory([1])
+    with pytest.raises(RecordError, match="2 sampled ids and 1 log-probs"):
+        history.append_turn(Generation(np.array([1, 2]), np.array([-0.1]), None))
+    assert len(history) == 1
+
+
+def test_rows_of_another_shape_are_refused():
+    rng, history = np.random.default_rng(0), TokenHistory([1, 2])
+    history.append_turn(generate(rng, history.prompt_ids, 2))
+    with pytest.raises(RecordError, match="appended to"):
+        history.append_turn(generate(rng, history.prompt_ids, 2, start=3, layers=3))
