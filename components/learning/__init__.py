@@ -1,4 +1,4 @@
-"""The learner: what is done with demonstrations and with a batch of graded trajectories, whatever the trainer's backend."""
+"""The learner: what is done with demonstrations and with a batch of graded trajectories."""
 
 from components.learning.ppo_step import LearnResult, learn
 from components.learning.supervised import Supervised

@@ -70,7 +70,7 @@ def assemble(trials: Sequence[Trial], tokenizer: Tokenizer, config: RewardConfig
     if drifted:
         raise DriftError(f"{drifted:.0f} of {trained:.0f} trained tokens are not the ones that were sampled")
     if samples and samples[0].routing is not None:
-        rows, layers, experts = samples[0].routing.shape
+        _, layers, experts = samples[0].routing.shape
         metrics["r3/bytes_per_token"] = float(bytes_per_token(layers, experts, num_experts))
     return Assembled(tuple(samples), tuple(sample_rewards), tuple(rewards), metrics)
 

@@ -1,0 +1,155 @@
+"""The supervised stages: demonstrations in real boxes, then next-token training on them.
+
+Invariant: demonstrations are in the store before the first step; every record comes with the trainer's state, so that
+a killed stage continues at its last record and ends in the weights it would have had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from components.config import CampaignConfig, HabitConfig, SupervisedConfig, validate
+from components.demonstrations import Demonstration, Tokenizer, collect
+from components.jobs.checkpoints import publish_checkpoint
+from components.jobs.job import Job, log
+from components.learning import Supervised
+from components.learning.corpus import load_corpus, save_corpus
+from components.pool import Split, generate
+from components.records import Sample
+from components.sandbox import open_backend
+from components.trainer.megatron import MegatronTrainer
+
+WORKERS = 2
+"""Processes that collect demonstrations; each drives its own boxes."""
+STAGES = ("base", "sft")
+"""The stages that demonstrate. No two of them see the same tasks."""
+RECORD_EVERY = 100
+"""Steps between two records."""
+
+
+def train(job: Job, config: SupervisedConfig, *, start: Path | None, tokenizer_from: Path) -> dict[str, Any]:
+    """Trains on demonstrations from the weights in `start`, or from fresh ones.
+
+    Result: {"checkpoint", "step", "metrics", "demonstrations": {"n", "pass_rate"}}.
+    """
+    corpus, summary = _demonstrations(job, config, tokenizer_from)
+    run = Supervised(corpus, config, job.config.seed)
+    trainer = MegatronTrainer(job.config.model, job.config.trainer, actor=config.optimizer, seed=job.config.seed)
+    done = job.committed(job.stage)
+    first = done[-1] + 1 if done else 0
+    if done:
+        log.info("continuing at step %d", first)
+        trainer.load(job.store.tree(_state_key(job, done[-1])))
+    elif start is not None:
+        trainer.load_hf(start)
+    step = _steps(job, run, trainer, first)
+    key = job.key(job.stage, "checkpoint")
+    publish_checkpoint(job, trainer, key, tokenizer_from=tokenizer_from)
+    records = list(job.records(job.stage))
+    metrics = records[-1]["metrics"] if records else {}
+    return {"checkpoint": key, "step": step, "metrics": metrics, "demonstrations": summary}
+
+
+def _steps(job: Job, run: Supervised, trainer: MegatronTrainer, first: int) -> int:
+    """Runs to the end and returns the number of steps. Metrics of a record are means over the steps since the last."""
+    losses: list[float] = []
+    norms: list[float] = []
+    tokens = 0.0
+    step = first - 1
+    batches = run.batches(first)
+    for step, lr_share, batch in batches:
+        metrics = trainer.sft_step(batch, lr_share=lr_share, aux_loss_coef=run.config.aux_loss_coef)
+        losses.append(metrics["loss"])
+        norms.append(metrics["grad_norm"])
+        tokens += metrics["tokens"]
+        if (step + 1) % RECORD_EVERY == 0:
+            figures = {"loss": fmean(losses), "grad_norm": fmean(norms), "tokens": tokens, "lr_share": lr_share}
+            _record(job, trainer, step, {f"{job.stage}/{name}": value for name, value in figures.items()})
+            losses, norms, tokens = [], [], 0.0
+    return step + 1
+
+
+def _record(job: Job, trainer: MegatronTrainer, step: int, metrics: dict[str, float]) -> None:
+    state = job.folder / "state"
+    trainer.save(state)
+    job.store.put_tree(_state_key(job, step), state)
+    job.commit(job.stage, step, metrics)
+    if step >= RECORD_EVERY:
+        job.store.delete(_state_key(job, step - RECORD_EVERY))
+    log.info("step %d: loss %.4f", step + 1, metrics[f"{job.stage}/loss"])
+
+
+def _state_key(job: Job, step: int) -> str:
+    return job.key(job.stage, "steps", f"{step:06d}", "state")
+
+
+def _demonstrations(job: Job, config: SupervisedConfig, tokenizer_from: Path) -> tuple[list[Sample], dict[str, Any]]:
+    """The stage's demonstrations: from the store, or collected now and put there."""
+    key, summary_key = job.key(job.stage, "demonstrations"), job.key(job.stage, "demonstrations.json")
+    if not job.store.exists(summary_key):
+        habits, count = config.demonstrations.habits, config.demonstrations.trajectories
+        log.info("collecting %d demonstrations", count)
+        found = _collect(job, habits, count, tokenizer_from)
+        folder = job.folder / "demonstrations"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        save_corpus(folder / "corpus.safetensors", [sample for samples, _ in found for sample in samples])
+        job.store.put_tree(key, folder)
+        passed = sum(passed for _, passed in found)
+        job.store.put_json(summary_key, {"n": len(found), "pass_rate": passed / len(found)})
+    summary = job.store.get_json(summary_key)
+    log.info("%d demonstrations, %.1f%% of them pass", summary["n"], 100 * summary["pass_rate"])
+    return load_corpus(job.store.tree(key) / "corpus.safetensors"), summary
+
+
+Found = tuple[Sequence[Sample], bool]
+
+
+def _collect(job: Job, habits: HabitConfig, count: int, tokenizer_from: Path) -> list[Found]:
+    """Demonstrations of the first `count` demonstration tasks, each process taking every `WORKERS`-th."""
+    context = get_context("spawn")
+    config = job.config.model_dump(mode="json")
+    with ProcessPoolExecutor(WORKERS, mp_context=context) as pool:
+        parts = [
+            pool.submit(
+                _collect_part, config, job.stage, habits, range(part, count, WORKERS), tokenizer_from, job.folder
+            )
+            for part in range(WORKERS)
+        ]
+        return [found for part in parts for found in part.result()]
+
+
+def _collect_part(
+    document: dict[str, Any], stage: str, habits: HabitConfig, numbers: range, tokenizer_from: Path, state: Path
+) -> list[Found]:
+    config = validate(document, f"config of {stage}")
+    return asyncio.run(_collect_async(config, stage, habits, numbers, tokenizer_from, state))
+
+
+async def _collect_async(
+    config: CampaignConfig, stage: str, habits: HabitConfig, numbers: range, tokenizer_from: Path, state: Path
+) -> list[Found]:
+    seed = config.seed * len(STAGES) + STAGES.index(stage)
+    tasks = islice(generate(config.pool, Split.DEMONSTRATION, seed=seed), numbers.start, numbers.stop, numbers.step)
+    backend = await open_backend(config.sandbox, state)
+    try:
+        demonstrations: list[Demonstration] = await collect(
+            tasks,
+            backend,
+            habits=habits,
+            seed=seed,
+            tokenizer=Tokenizer.load(tokenizer_from),
+            harness=config.harness,
+            sandbox=config.sandbox,
+        )
+    finally:
+        await backend.close()
+    return [(demonstration.samples, demonstration.passed) for demonstration in demonstrations]
