@@ -1,0 +1,105 @@
+"""Scores of suites."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.config import RewardConfig
+from components.errors import FaultCause, InfraFault, StopReason
+from components.evaluation import aggregate
+from components.records import AssertionOutcome, TaskRef, Trial, VerifierReport
+
+
+def trial(task, passed, attempt=1, *, category="files", difficulty="easy"):
+    """One trial of two assertions, of which the first always passes; `passed` None is an infrastructure fault."""
+    ref = TaskRef("pool", task, "d", category, difficulty=difficulty)
+    name = f"{task}-{attempt}"
+    if passed is None:
+        return Trial(name, ref, (), None, None, InfraFault(FaultCause.SANDBOX, "gone"))
+    second = AssertionOutcome.PASSED if passed else AssertionOutcome.FAILED
+    report = VerifierReport({"a": AssertionOutcome.PASSED, "b": second}, passed, "assertions.jsonl")
+    return Trial(name, ref, (), StopReason.COMPLETED, report, None)
+
+
+def suite(*outcomes, **kind):
+    return [trial(f"t{i}", outcome, **kind) for i, outcome in enumerate(outcomes)]
+
+
+def test_faults_are_out_of_the_denominator_and_counted():
+    score = aggregate(suite(True, False, None, None))
+    assert score.resolved == 0.5
+    assert (score.tasks, score.trials, score.faults, score.infra_rate) == (2, 2, 2, 0.5)
+
+
+def test_one_attempt_a_task_has_the_standard_error_of_a_sample():
+    score = aggregate(suite(True, True, True, False))
+    assert score.resolved == 0.75
+    assert score.stderr == pytest.approx(math.sqrt(0.75 * 0.25 / 3))
+    assert score.pass_at_k == {}
+
+
+def test_several_attempts_are_averaged_within_tasks_before_across_them():
+    trials = [trial("a", True, n) for n in (1, 2, 3)] + [trial("b", n == 1, n) for n in (1, 2)]
+    score = aggregate(trials)
+    assert score.resolved == pytest.approx((1 + 0.5) / 2)
+    assert score.stderr == pytest.approx(math.sqrt(0.5 * 0.5 / 1) / 2)
+
+
+def test_pass_at_k_is_the_unbiased_estimate():
+    trials = [trial("a", n <= 1, n) for n in (1, 2, 3, 4)]
+    score = aggregate(trials)
+    assert score.pass_at_k == pytest.approx({1: 0.25, 2: 0.5, 3: 0.75, 4: 1.0})
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=2, max_size=5), min_size=1, max_size=6))
+def test_pass_at_k_grows_with_k_and_starts_at_the_resolved_rate(tasks):
+    trials = [trial(f"t{i}", won, n) for i, attempts in enumerate(tasks) for n, won in enumerate(attempts)]
+    score = aggregate(trials)
+    values = [score.pass_at_k[k] for k in sorted(score.pass_at_k)]
+    assert values[0] == pytest.approx(score.resolved)
+    assert values == sorted(values)
+
+
+def test_classes_are_scored_apart():
+    trials = [
+        *suite(True, False, category="files"),
+        trial("x", True, category="text", difficulty="hard"),
+        trial("y", None, category="git", difficulty="hard"),
+    ]
+    score = aggregate(trials)
+    assert {name: (c.tasks, c.resolved) for name, c in score.by_category.items()} == {
+        "files": (2, 0.5),
+        "text": (1, 1.0),
+    }
+    assert score.by_difficulty["hard"].resolved == 1.0
+    assert score.by_difficulty["hard"].stderr is None
+
+
+def test_assertions_and_reward_are_of_graded_trials_only():
+    score = aggregate(suite(True, False, None), RewardConfig(credit="count", scale=20))
+    assert score.assertions_passed == 0.75
+    assert score.assertions == 4
+    assert score.mean_reward == pytest.approx((2 / 20 + 1 / 20) / 2)
+    assert score.stops["completed"] == 2
+
+
+def test_a_suite_without_a_verdict_has_no_rate_instead_of_zero():
+    score = aggregate(suite(None, None))
+    assert (score.resolved, score.stderr, score.mean_reward, score.turns_mean) == (None, None, None, None)
+    assert score.infra_rate == 1.0
+    assert aggregate([]).infra_rate is None
+    assert "eval/heldout/resolved" not in score.metrics("heldout")
+
+
+def test_a_score_is_plain_json_and_metrics():
+    score = aggregate([trial("a", True, n, category="text files") for n in (1, 2)])
+    again = json.loads(json.dumps(score.to_json(), allow_nan=False))
+    assert again["resolved"] == 1.0
+    assert again["pass_at_k"] == {"1": 1.0, "2": 1.0}
+    metrics = score.metrics("heldout")
+    assert metrics["eval/heldout/resolved"] == 1.0
+    assert metrics["eval/heldout/pass_at_2"] == 1.0
+    assert metrics["eval/heldout/resolved_by/category.text_files"] == 1.0

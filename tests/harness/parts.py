@@ -1,0 +1,122 @@
+"""A byte tokenizer, a terminal without a shell and a box without isolation, for tests of the loop alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.config import HarnessConfig
+from components.errors import FaultCause, InfraFault
+from components.harness import Answer
+from components.harness.chat import END, START
+from components.records import TaskRef
+
+REF = TaskRef("pool", "task-1", "d", "files")
+SPECIALS = {START: 256, END: 257}
+
+
+class ByteTokenizer:
+    """One id a byte, one id a marker."""
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for piece in re.split(f"({re.escape(START)}|{re.escape(END)})", text):
+            ids.extend([SPECIALS[piece]] if piece in SPECIALS else piece.encode())
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        names = {number: name for name, number in SPECIALS.items()}
+        return b"".join(names[i].encode() if i in names else bytes([i]) for i in ids).decode("utf-8", "replace")
+
+
+def answer(*commands: str, done: bool = False, **extra: Any) -> str:
+    """The text of a well-formed answer."""
+    typed = [{"keystrokes": f"{command}\n", "duration": 0.1} for command in commands]
+    return json.dumps({"analysis": "a", "plan": "p", "commands": typed, "task_complete": done} | extra)
+
+
+@dataclass
+class FakeTerminal:
+    """Echoes what it is sent as its output; `exit` ends it; `hang` makes settle wait for ever."""
+
+    sent: list[str] = field(default_factory=list)
+    waits: list[tuple[float, bool]] = field(default_factory=list)
+    reply: Callable[[str], str] = lambda keystrokes: f"<{keystrokes.strip()}>\n$ "
+    alive: bool = True
+    closed: bool = False
+    _pending: str = "$ "
+    _hanging: bool = False
+
+    async def send(self, keystrokes: str) -> None:
+        self.sent.append(keystrokes)
+        self.alive = keystrokes != "exit\n"
+        self._hanging = keystrokes == "hang\n"
+        if keystrokes == "break\n":
+            raise InfraFault(FaultCause.SANDBOX, "the box is gone")
+        self._pending += self.reply(keystrokes)
+
+    async def settle(self, duration_s: float, *, at_prompt: bool) -> bool:
+        self.waits.append((duration_s, at_prompt))
+        await asyncio.sleep(3600 if self._hanging else 0)
+        return True
+
+    async def new_output(self) -> str:
+        out, self._pending = self._pending, ""
+        return out
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class FakePolicy:
+    """Says the given texts one after another, then completes. Log-probs and routing are made of the positions."""
+
+    def __init__(self, *texts: str, routing: bool = False, cut: bool = False) -> None:
+        self.texts = list(texts)
+        self.prompts: list[np.ndarray] = []
+        self.limits: list[int] = []
+        self.observations: list[str] = []
+        self._routing = routing
+        self._cut = cut
+
+    async def answer(self, prompt_ids: np.ndarray, *, max_new_tokens: int, observation: str) -> Answer:
+        self.prompts.append(prompt_ids)
+        self.limits.append(max_new_tokens)
+        self.observations.append(observation)
+        text = self.texts.pop(0) if self.texts else answer(done=True)
+        whole = [*ByteTokenizer().encode(text), SPECIALS[END]]
+        ids = np.asarray(whole[:max_new_tokens], np.int32)
+        rows = len(prompt_ids) + len(ids) - 1
+        routing = np.zeros((rows, 1, 1), np.uint8) if self._routing else None
+        finish = "length" if len(ids) < len(whole) else "stop"
+        return Answer(ids, np.full(len(ids), -0.5, np.float32), finish, routing, 0, 3)
+
+
+@dataclass(frozen=True)
+class PlainTask:
+    """A task made of a tests folder and a box specification."""
+
+    tests_dir: Path
+    spec: Any = None
+    instruction: str = "write a word\n"
+    ref: TaskRef = REF
+
+    def sandbox_spec(self, config: Any) -> Any:
+        return self.spec
+
+
+def terse(**changes: Any) -> HarnessConfig:
+    settings = {
+        "prompt_style": "terse",
+        "max_context_tokens": 4000,
+        "max_turn_tokens": 500,
+        "confirm_completion": False,
+    }
+    return HarnessConfig(**(settings | changes))

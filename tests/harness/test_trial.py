@@ -1,0 +1,163 @@
+"""Trials in a box that only remembers what was done to it."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from components.config import SandboxConfig
+from components.errors import FaultCause, InfraFault, StopReason
+from components.harness import Progress, run_trial
+from components.records import Sampling
+from components.sandbox import ExecResult, SandboxSpec
+from tests.harness.parts import ByteTokenizer, FakePolicy, FakeTerminal, PlainTask, answer, terse
+
+
+class FakeBox:
+    """A box whose view says what a good verifier would say."""
+
+    isolation = "fake"
+
+    def __init__(self, backend):
+        self.backend = backend
+        self.id = f"box-{len(backend.boxes)}"
+        self.stopped = 0
+        self.shell = FakeTerminal()
+        backend.boxes.append(self)
+
+    async def terminal(self, *, rows, columns, echo):
+        return self.shell
+
+    async def fork_view(self):
+        return FakeBox(self.backend)
+
+    async def put_tree(self, source, target):
+        assert target == "/tests"
+
+    async def exec(self, argv, *, timeout_s, cwd=None, env=None, max_output_bytes=0, merge_stderr=True):
+        nonce = (env or {}).get("LONGSHELL_NONCE")
+        lines = [] if nonce is None else [{"collected": ["a"]}, {"id": "a", "outcome": "passed"}, {"finished": True}]
+        text = "".join(json.dumps({"nonce": nonce, **line}) + "\n" for line in lines)
+        return ExecResult(0, text.encode(), b"", False, False, False)
+
+    async def stop(self):
+        await asyncio.sleep(self.backend.stop_s)
+        self.stopped += 1
+        if self.backend.stop_fault is not None:
+            raise self.backend.stop_fault
+
+
+class FakeBackend:
+    name = isolation = "fake"
+
+    def __init__(self, *, start_fault=None, stop_fault=None, stop_s=0.0):
+        self.start_fault, self.stop_fault, self.stop_s = start_fault, stop_fault, stop_s
+        self.boxes = []
+
+    async def start(self, spec):
+        if self.start_fault is not None:
+            raise self.start_fault
+        return FakeBox(self)
+
+    async def close(self):
+        return None
+
+
+async def trial(policy, backend=None, *, progress=None, agent_s=5.0, **changes):
+    return await run_trial(
+        PlainTask(Path("/nowhere"), SandboxSpec()),
+        trial_id="t1",
+        backend=backend or FakeBackend(),
+        policy=policy,
+        tokenizer=ByteTokenizer(),
+        config=terse(**changes),
+        sandbox=SandboxConfig(),
+        sampling=Sampling(),
+        agent_timeout_s=agent_s,
+        verifier_timeout_s=5.0,
+        progress=progress,
+    )
+
+
+async def test_a_trial_ends_graded_with_its_box_gone_and_its_phases_timed():
+    backend, progress = FakeBackend(), Progress()
+    done = await trial(FakePolicy(answer("ls")), backend, progress=progress)
+    assert done.stop is StopReason.COMPLETED
+    assert done.report.outcome is True
+    assert [box.stopped for box in backend.boxes] == [1, 1]
+    assert backend.boxes[0].shell.closed
+    assert set(done.timings_s) == {"start", "sample", "execute", "verify", "stop"}
+    assert done.facts["commands"] == 1
+    assert done.facts["isolation"] == "fake"
+    assert (progress.turns, progress.tokens) == (2, len(done.turns[-1].prompt_ids) + len(done.turns[-1].completion_ids))
+
+
+REASONS = {
+    StopReason.COMPLETED: ([answer(done=True)], {}),
+    StopReason.TURN_LIMIT: ([answer("ls")] * 3, {"max_turns": 2}),
+    StopReason.TOKEN_LIMIT: ([answer("ls")] * 30, {"max_context_tokens": 501}),
+    StopReason.AGENT_TIMEOUT: ([answer("hang")], {"agent_s": 0.05, "max_command_s": 30}),
+    StopReason.PARSE_FAILURES: (["?"] * 3, {}),
+    StopReason.GAVE_UP: ([answer("exit")], {}),
+}
+
+
+@pytest.mark.parametrize("reason", StopReason)
+async def test_whatever_the_agent_does_is_graded(reason):
+    texts, changes = REASONS[reason]
+    backend = FakeBackend()
+    done = await trial(FakePolicy(*texts), backend, **changes)
+    assert done.stop is reason
+    assert done.fault is None
+    assert done.report.outcome is True
+    assert all(box.stopped for box in backend.boxes)
+
+
+@pytest.mark.parametrize("where", ["start", "terminal", "policy"])
+async def test_a_fault_of_the_infrastructure_has_no_report(where):
+    backend = FakeBackend()
+    policy = FakePolicy(answer("break")) if where == "terminal" else FakePolicy()
+    if where == "start":
+        backend.start_fault = InfraFault(FaultCause.IMAGE, "no such base")
+    if where == "policy":
+
+        async def down(*args, **kwargs):
+            raise InfraFault(FaultCause.SAMPLER, "connection refused")
+
+        policy.answer = down
+    done = await trial(policy, backend)
+    assert done.report is None
+    assert done.stop is None
+    cause = {"start": FaultCause.IMAGE, "terminal": FaultCause.SANDBOX, "policy": FaultCause.SAMPLER}[where]
+    assert done.fault.cause is cause
+    assert len(done.turns) == (where == "terminal")
+    assert all(box.stopped for box in backend.boxes)
+
+
+async def test_a_box_that_does_not_stop_leaves_the_verdict_alone():
+    backend = FakeBackend(stop_fault=InfraFault(FaultCause.SANDBOX, "busy"))
+    backend_view_ok = await trial(FakePolicy(), backend)
+    assert backend_view_ok.facts["stop_fault"] == "sandbox: busy"
+
+
+async def test_cancelling_a_trial_stops_its_box_first_even_when_cancelled_again():
+    backend = FakeBackend(stop_s=0.02)
+    running = asyncio.create_task(trial(FakePolicy(answer("hang")), backend, max_command_s=30))
+    await asyncio.sleep(0.02)
+    running.cancel()
+    await asyncio.sleep(0.005)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert [box.stopped for box in backend.boxes] == [1]
+
+
+async def test_a_timeout_inside_our_own_code_is_not_the_agents():
+    async def late(*args, **kwargs):
+        raise TimeoutError("a bug")
+
+    policy = FakePolicy()
+    policy.answer = late
+    with pytest.raises(TimeoutError, match="a bug"):
+        await trial(policy)

@@ -1,0 +1,178 @@
+"""Verdicts in real boxes, against agents that would rather write their own."""
+
+import asyncio
+import time
+
+import pytest
+
+from components.config import SandboxConfig
+from components.errors import FaultCause, InfraFault, StopReason
+from components.harness import run_trial, verify_result
+from components.records import AssertionOutcome, Sampling
+from components.sandbox import SandboxSpec
+from tests.harness.parts import ByteTokenizer, FakePolicy, PlainTask, answer, terse
+
+SPEC = SandboxSpec(memory_mb=64, disk_mb=8)
+OWN = r"""#!/bin/bash
+say() { printf '{"nonce":"%s",%s}\n' "$LONGSHELL_NONCE" "$1"; }
+say '"collected":["made","right"]'
+outcome() { if eval "$2"; then echo passed; else echo failed; fi; }
+say "\"id\":\"made\",\"outcome\":\"$(outcome made '[[ -f word ]]')\""
+say "\"id\":\"right\",\"outcome\":\"$(outcome right '[[ $(<word) == fig ]]' 2>/dev/null)\""
+say '"finished":true'
+"""
+FOREIGN = (
+    "#!/bin/bash\nmkdir -p /logs/verifier\nif [ -f word ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+)
+
+
+def task(tmp_path, script=OWN):
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (folder / "test.sh").write_text(script)
+    return PlainTask(folder, SPEC)
+
+
+async def graded(backend, graded_task, *commands, timeout_s=10.0):
+    """The report on a box in which `commands` ran as root, and what is left of the box."""
+    box = await backend.start(SPEC)
+    try:
+        for command in commands:
+            await box.exec(["/bin/bash", "-c", command], timeout_s=10)
+        return await verify_result(box, graded_task, timeout_s=timeout_s)
+    finally:
+        await box.stop()
+
+
+async def test_assertions_are_read_from_the_verifiers_own_channel(backend, tmp_path):
+    graded_task = task(tmp_path)
+    good = await graded(backend, graded_task, "echo fig > word")
+    assert good.outcome is True
+    assert good.assertions == {"made": AssertionOutcome.PASSED, "right": AssertionOutcome.PASSED}
+    half = await graded(backend, graded_task, "echo plum > word")
+    assert half.outcome is False
+    assert half.assertions == {"made": AssertionOutcome.PASSED, "right": AssertionOutcome.FAILED}
+
+
+WIN = "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt"
+FORGERIES = {
+    "a planted reward": f"{WIN}; echo '{{\"reward\":1}}' > /logs/verifier/reward.json",
+    "a loop that keeps writing it": f"(while :; do {WIN}; done) >/dev/null 2>&1 &",
+    "a loop that ignores signals": f"trap '' TERM HUP INT; (while :; do {WIN}; done) >/dev/null 2>&1 &",
+    "planted tests": f"mkdir -p /tests; echo '{WIN}' > /tests/test.sh; chmod 555 /tests",
+    "tests that are a link": f"mkdir -p evil; echo '{WIN}' > evil/test.sh; ln -s /app/evil /tests",
+    "logs that are a link": f"{WIN}; mv /logs /app/evil; ln -s /app/evil /logs",
+    "another bash": f"printf '#!/bin/sh\\n{WIN}\\n' > evil; chmod +x evil; cp evil /bin/bash",
+    "start-up files": f"for f in ~/.bashrc ~/.profile /etc/profile /etc/bash.bashrc; do echo '{WIN}; exit' > $f; done",
+    "an environment for everyone": f"echo 'BASH_ENV=/app/evil' >> /etc/environment; echo '{WIN}; exit' > evil",
+    "a preloaded library": "echo /app/evil.so > /etc/ld.so.preload",
+    "a guessed nonce": 'echo \'{"nonce":"","id":"right","outcome":"passed"}\' > wor',
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+@pytest.mark.parametrize("script", [OWN, FOREIGN], ids=["own", "foreign"])
+async def test_no_forgery_has_an_effect(backend, tmp_path, name, script):
+    report = await graded(backend, task(tmp_path, script), FORGERIES[name])
+    assert report.outcome is False
+    assert AssertionOutcome.PASSED not in report.assertions.values()
+
+
+async def test_a_working_directory_that_is_gone_fails_its_assertions(backend, tmp_path):
+    report = await graded(backend, task(tmp_path), "cd /; rm -rf /app; echo x > /app")
+    assert report.outcome is False
+
+
+@pytest.mark.parametrize(
+    ("script", "cause"),
+    [
+        ("exit 0", FaultCause.VERIFIER_BOOTSTRAP),
+        ("exit 3", FaultCause.VERIFIER_BOOTSTRAP),
+        ("syntax ((", FaultCause.VERIFIER_BOOTSTRAP),
+        ("sleep 60", FaultCause.VERIFIER_TIMEOUT),
+        ("echo nan > /logs/verifier/reward.txt", FaultCause.VERIFIER_BOOTSTRAP),
+        ("echo > /logs/verifier/reward.txt", FaultCause.VERIFIER_BOOTSTRAP),
+        ("uvx pytest; echo 0 > /logs/verifier/reward.txt", FaultCause.VERIFIER_BOOTSTRAP),
+        (OWN.replace("say '\"finished\":true'", "sleep 60"), FaultCause.VERIFIER_TIMEOUT),
+    ],
+)
+async def test_a_missing_verdict_is_a_fault_and_never_a_zero(backend, tmp_path, script, cause):
+    with pytest.raises(InfraFault) as raised:
+        await graded(backend, task(tmp_path, script), timeout_s=1.0)
+    assert raised.value.cause is cause
+
+
+async def test_a_verdict_of_zero_is_a_zero(backend, tmp_path):
+    report = await graded(backend, task(tmp_path, "echo 0 > /logs/verifier/reward.txt"))
+    assert (report.outcome, report.source) == (False, "reward.txt")
+
+
+async def test_a_foreign_verdict_comes_with_its_ctrf_assertions(backend, tmp_path):
+    script = """cat > /logs/verifier/ctrf.json <<'END'
+{"results":{"tool":{"name":"pytest"},"summary":{"tests":2},"tests":[
+{"name":"test_a.py::test_one","status":"passed","duration":1},{"name":"test_a.py::test_two","status":"failed","duration":1}]}}
+END
+echo '{"reward": 0}' > /logs/verifier/reward.json"""
+    report = await graded(backend, task(tmp_path, script))
+    assert report.outcome is False
+    assert sorted(report.assertions.values()) == [AssertionOutcome.FAILED, AssertionOutcome.PASSED]
+
+
+def play(backend, played, policy, **changes):
+    agent_s = changes.pop("agent_s", 20.0)
+    return run_trial(
+        played,
+        trial_id="t",
+        backend=backend,
+        policy=policy,
+        tokenizer=ByteTokenizer(),
+        config=terse(**{"max_command_s": 2, "patience_s": 2, "echo": False} | changes),
+        sandbox=SandboxConfig(),
+        sampling=Sampling(),
+        agent_timeout_s=agent_s,
+        verifier_timeout_s=10,
+    )
+
+
+async def test_a_trial_in_a_real_box_sees_its_shell_and_is_graded(backend, tmp_path):
+    policy = FakePolicy(answer("echo fig > word"), answer("cat word"))
+    trial = await play(backend, task(tmp_path), policy)
+    assert policy.observations == ["write a word\n$ ", "$ ", "fig\n$ "]
+    assert trial.stop is StopReason.COMPLETED
+    assert trial.report.outcome is True
+
+
+async def test_an_agent_that_hangs_is_timed_out_and_graded(backend, tmp_path):
+    policy = FakePolicy(answer("echo fig > word"), answer("sleep 30"))
+    trial = await play(backend, task(tmp_path), policy, max_command_s=30, patience_s=30, agent_s=0.5)
+    assert trial.stop is StopReason.AGENT_TIMEOUT
+    assert trial.report.outcome is True
+
+
+async def test_an_agent_that_leaves_its_shell_gave_up_and_is_graded(backend, tmp_path):
+    trial = await play(backend, task(tmp_path), FakePolicy(answer("echo fig > word; exit")))
+    assert trial.stop is StopReason.GAVE_UP
+    assert trial.report.outcome is True
+
+
+async def test_cancelled_trials_leave_no_box(backend, tmp_path):
+    played = task(tmp_path)
+    running = [
+        asyncio.create_task(play(backend, played, FakePolicy(answer("sleep 30")), max_command_s=30)) for _ in range(8)
+    ]
+    await asyncio.sleep(0.4)
+    for trial in running:
+        trial.cancel()
+    ended = await asyncio.gather(*running, return_exceptions=True)
+    assert all(isinstance(end, asyncio.CancelledError) for end in ended)
+    assert backend._lives == {}
+
+
+async def test_sixty_four_trials_at_once_share_one_core(backend, tmp_path):
+    played = task(tmp_path)
+    policies = [FakePolicy(answer("echo fig > word"), answer("cat word")) for _ in range(64)]
+    started, cpu = time.monotonic(), time.process_time()
+    trials = await asyncio.gather(*(play(backend, played, policy) for policy in policies))
+    assert all(trial.report is not None and trial.report.outcome for trial in trials)
+    assert all(policy.observations[2] == "fig\n$ " for policy in policies)
+    print(f"64 trials: {time.monotonic() - started:.2f} s, {time.process_time() - cpu:.2f} s of this process")

@@ -1,0 +1,67 @@
+"""Trials without sandboxes, for tests of scheduling and files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from components.config import RolloutConfig
+from components.errors import FaultCause, InfraFault, StopReason
+from components.records import AssertionOutcome, Reward, Sample, TaskRef, Trial, Turn, VerifierReport
+
+
+@dataclass(frozen=True)
+class PlainTask:
+    ref: TaskRef
+
+
+def tasks(count: int, category: str = "files") -> list[PlainTask]:
+    return [PlainTask(TaskRef("pool", f"{category}-{i}", "d", category, difficulty="easy")) for i in range(count)]
+
+
+def config(**changes) -> RolloutConfig:
+    settings = {"batch": 8, "oversample": 0.25, "concurrency": 64, "starts_per_s": 1e6, "agent_timeout_s": 5}
+    settings |= {"verifier_timeout_s": 5, "remote_timeout_s": 10}
+    return RolloutConfig(**(settings | changes))
+
+
+def report(passed: bool = True) -> VerifierReport:
+    outcome = AssertionOutcome.PASSED if passed else AssertionOutcome.FAILED
+    return VerifierReport({"a": AssertionOutcome.PASSED, "b": outcome}, passed, "assertions.jsonl")
+
+
+def turns(count: int = 2, routing: bool = False) -> list[Turn]:
+    """Turns of one growing stream: each prompt is the stream before it and two ids of context."""
+    made, stream = [], list(range(10, 15))
+    for turn in range(count):
+        prompt = np.asarray(stream, np.int32)
+        ids = np.asarray([100 + turn, 200 + turn, 1], np.int32)
+        rows = np.full((len(prompt) + 2, 2, 2), turn, np.uint8) if routing else None
+        made.append(Turn(prompt, ids, np.asarray([-0.5, -1.5, -0.25], np.float32), rows, 3, "stop"))
+        stream += [*ids.tolist(), 7, 8]
+    return made
+
+
+def graded(trial_id: str, task: TaskRef, *, passed: bool = True, count: int = 2) -> Trial:
+    return Trial(
+        trial_id, task, turns(count), StopReason.COMPLETED, report(passed), None, {"sample": 0.5}, {"commands": 1}
+    )
+
+
+def faulted(trial_id: str, task: TaskRef, cause: FaultCause = FaultCause.SANDBOX) -> Trial:
+    return Trial(trial_id, task, (), None, None, InfraFault(cause, "gone"))
+
+
+def sample_of(trial: Trial) -> Sample:
+    last = trial.turns[-1]
+    tokens = np.concatenate([last.prompt_ids, last.completion_ids])
+    mask = np.zeros(len(tokens), bool)
+    mask[len(last.prompt_ids) :] = True
+    logprobs = np.where(mask, -0.5, 0).astype(np.float32)
+    routing = np.arange((len(tokens) - 1) * 4, dtype=np.uint8).reshape(-1, 2, 2)
+    return Sample(tokens, mask, logprobs, routing, trial.trial_id, 0, {"strict": 1}, 3)
+
+
+def reward(value: float = 0.1, passed: bool = True) -> Reward:
+    return Reward(value, 2, 2, passed)

@@ -1,0 +1,45 @@
+"""The series of a step."""
+
+import pytest
+
+from components.errors import StopReason
+from components.records import Trial
+from components.rollout import Ledger, Outcome, rollout_metrics
+from tests.rollout.parts import graded, report, reward, tasks, turns
+
+
+def ledger_of(trials):
+    ledger = Ledger(0)
+    for trial in trials:
+        ledger.launch(trial.trial_id, trial.task, 1, retry=False)
+        ledger.end(trial.trial_id, Outcome.ADMITTED)
+    return ledger
+
+
+def test_means_stand_beside_their_counts():
+    (first, second) = tasks(2)
+    trials = [
+        graded("a", first.ref, count=1),
+        Trial("b", second.ref, turns(3), StopReason.TURN_LIMIT, report(False), None, {"sample": 1.5}),
+    ]
+    rewards = [reward(0.1), reward(0.05, passed=False)]
+    metrics = rollout_metrics(trials, rewards, ledger_of(trials), seconds=9.0)
+    assert metrics["rollout/reward_mean"] == pytest.approx(0.075)
+    assert metrics["rollout/pass_rate"] == 0.5
+    assert metrics["rollout/graded"] == 2
+    assert metrics["rollout/assertions_passed"] == 1.0
+    assert metrics["rollout/assertions_total"] == 4
+    assert metrics["rollout/turns_mean"] == 2
+    assert metrics["rollout/turns_p90"] == pytest.approx(2.8)
+    assert metrics["rollout/tokens_mean"] == (8 + 18) / 2
+    assert metrics["rollout/seconds"] == 9.0
+    assert metrics["rollout/sample_s_mean"] == 1.0
+    assert (metrics["stop/completed"], metrics["stop/turn_limit"], metrics["stop/gave_up"]) == (1, 1, 0)
+
+
+def test_a_mean_over_nothing_is_absent():
+    metrics = rollout_metrics([], [], Ledger(0), seconds=1.0)
+    assert metrics["rollout/launched"] == 0
+    assert not [
+        name for name in metrics if name.endswith("_mean") or name.endswith("_passed") or name == "rollout/pass_rate"
+    ]

@@ -1,0 +1,157 @@
+"""The state machine of a step."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from components.rollout import Finish, FinishReason, Launch, Plan, StepScheduler, Wait
+
+
+def plan(**changes):
+    numbers = {"oversample": 0.25, "concurrency": 100, "starts_per_s": 1e9, "max_attempts": 2, "max_fault_share": 1.0}
+    batch = changes.pop("batch", 8)
+    return Plan.of(batch, **(numbers | changes))
+
+
+def launch_all(scheduler, now=0.0):
+    launches = []
+    while isinstance(action := scheduler.next(now), Launch):
+        launches.append(action)
+    return launches, action
+
+
+@pytest.mark.parametrize(
+    ("batch", "oversample", "target"), [(512, 0.09375, 560), (64, 0.09375, 70), (8, 0, 8), (3, 0.1, 4)]
+)
+def test_one_plus_varsigma_times_b_trials_are_launched(batch, oversample, target):
+    scheduler = StepScheduler(plan(batch=batch, oversample=oversample, concurrency=10_000), 10_000, 0.0)
+    launches, action = launch_all(scheduler)
+    assert len(launches) == target
+    assert action == Wait(None)
+    assert [launch.task for launch in launches] == list(range(target))
+
+
+def test_the_step_is_over_once_b_have_completed_and_later_ones_are_not_admitted():
+    scheduler = StepScheduler(plan(), 100, 0.0)
+    launches, _ = launch_all(scheduler)
+    assert [scheduler.completed(launch) for launch in launches] == [True] * 8 + [False] * 2
+    assert scheduler.next(0.0) == Finish(FinishReason.FULL)
+    assert (scheduler.admitted, scheduler.cancelled) == (8, 2)
+
+
+def test_a_fault_is_launched_again_and_then_replaced_by_another_task():
+    scheduler = StepScheduler(plan(batch=2, oversample=0), 100, 0.0)
+    (first, _), _ = launch_all(scheduler)
+    scheduler.faulted_by(first)
+    assert scheduler.next(0.0) == Launch(0, 2)
+    scheduler.faulted_by(Launch(0, 2))
+    assert scheduler.next(0.0) == Launch(2, 1)
+    assert scheduler.consumed == 3
+
+
+def test_too_many_faults_end_the_step():
+    scheduler = StepScheduler(plan(batch=4, oversample=0, max_fault_share=0.5), 100, 0.0)
+    for _ in range(3):
+        launches, _ = launch_all(scheduler)
+        scheduler.faulted_by(launches[-1])
+    assert scheduler.next(0.0) == Finish(FinishReason.FAULTS)
+
+
+def test_a_supply_that_runs_dry_ends_the_step_when_nothing_is_alive():
+    scheduler = StepScheduler(plan(batch=4, oversample=0, max_attempts=1), 4, 0.0)
+    launches, _ = launch_all(scheduler)
+    scheduler.faulted_by(launches[0])
+    assert scheduler.next(0.0) == Wait(None)
+    for launch in launches[1:]:
+        scheduler.completed(launch)
+    assert scheduler.next(0.0) == Finish(FinishReason.EXHAUSTED)
+
+
+def test_starts_keep_to_the_token_bucket():
+    scheduler = StepScheduler(plan(batch=100, oversample=0, starts_per_s=6, concurrency=1_000), 100, 0.0)
+    starts, now = [], 0.0
+    while len(starts) < 30:
+        match scheduler.next(now):
+            case Launch():
+                starts.append(now)
+            case Wait(until):
+                assert until > now
+                now = until
+    assert starts[5] == 0.0
+    assert starts[6] == pytest.approx(1 / 6)
+    assert starts[29] == pytest.approx(24 / 6)
+
+
+class Step(RuleBasedStateMachine):
+    """Random events in random order, against the invariants of the module."""
+
+    def __init__(self):
+        super().__init__()
+        self.plan = plan(batch=5, oversample=0.4, concurrency=4, starts_per_s=3, max_fault_share=0.8)
+        self.now = 0.0
+        self.scheduler = StepScheduler(self.plan, 12, self.now)
+        self.alive, self.starts, self.ended = [], [], {}
+        self.finish = None
+
+    @rule(after=st.floats(0, 2))
+    def ask(self, after):
+        self.now += after
+        match self.scheduler.next(self.now):
+            case Launch() as launch:
+                assert launch not in self.ended
+                assert self.finish is None
+                self.alive.append(launch)
+                self.starts.append(self.now)
+            case Wait(until):
+                assert until is None or until > self.now
+                assert until is not None or self.alive
+            case Finish() as finish:
+                self.finish = self.finish or finish
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), how=st.sampled_from(["completed", "faulted", "cancelled"]))
+    def end(self, data, how):
+        launch = data.draw(st.sampled_from(self.alive))
+        if how == "cancelled" and self.finish is None:
+            how = "completed"
+        self.alive.remove(launch)
+        if how == "completed":
+            how = "admitted" if self.scheduler.completed(launch) else "cancelled"
+        elif how == "faulted":
+            self.scheduler.faulted_by(launch)
+        else:
+            self.scheduler.cancelled_by(launch)
+        self.ended[launch] = how
+
+    @invariant()
+    def every_launched_trial_has_one_outcome(self):
+        s = self.scheduler
+        assert s.launched == s.admitted + s.cancelled + s.faulted + len(s.alive)
+        assert s.launched == len(self.ended) + len(self.alive)
+        assert s.alive == set(self.alive)
+
+    @invariant()
+    def limits_hold(self):
+        s = self.scheduler
+        assert s.admitted <= self.plan.batch
+        assert len(s.alive) <= self.plan.concurrency
+        assert len(s.alive) + s.admitted <= self.plan.target
+        admitted = [launch.task for launch, how in self.ended.items() if how == "admitted"]
+        assert len(set(admitted)) == len(admitted)
+        assert all(launch.attempt <= self.plan.max_attempts for launch in self.ended)
+
+    @invariant()
+    def starts_are_paced(self):
+        for first, start in enumerate(self.starts):
+            within = len(self.starts) - first
+            assert within <= 3 + 3 * (self.starts[-1] - start) + 1e-6
+
+    @invariant()
+    def a_full_batch_is_never_missed(self):
+        if self.scheduler.admitted == self.plan.batch:
+            assert self.scheduler.next(self.now) == Finish(FinishReason.FULL)
+
+
+TestStep = Step.TestCase
+TestStep.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
