@@ -48,8 +48,9 @@ class PoolConfig(Section):
 
     train_tasks: int = Field(2_000, ge=1)
     heldout_tasks: int = Field(256, ge=1)
-    min_subtasks: int = Field(1, ge=1)
-    max_subtasks: int = Field(5, ge=1)
+    min_subtasks: int = Field(1, ge=1, le=5)
+    max_subtasks: int = Field(5, ge=1, le=5)
+    """More would run out of names, and of the token wall of a terse trajectory."""
     oracle_runs: int = Field(1, ge=1)
     """Times the reference solution must reach the full report in a fresh box before a task is accepted."""
     noop_runs: int = Field(1, ge=1)

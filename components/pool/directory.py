@@ -16,6 +16,10 @@ IMAGE = "longshell-miniature"
 """The base image: bash, coreutils, grep, sed, awk, tar and git. infra/images holds it; the namespace backend uses the
 host's own."""
 
+WORKDIR = "/app"
+ENVIRONMENT = {"LC_ALL": "C"}
+"""Messages in plain ASCII: every byte of an observation is a token the policy reads."""
+
 AGENT_TIMEOUT_S = 60.0
 VERIFIER_TIMEOUT_S = 30.0
 BUILD_TIMEOUT_S = 60.0
@@ -35,7 +39,7 @@ def write_task(task: GeneratedTask, folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     _write_script(folder / "tests" / "test.sh", verifier_script(task))
-    _write_script(folder / "solution" / "solve.sh", f"#!/bin/bash\ncd /app || exit 1\n{task.solution}")
+    _write_script(folder / "solution" / "solve.sh", f"#!/bin/bash\ncd {WORKDIR} || exit 1\n{task.solution}")
 
 
 def verifier_script(task: GeneratedTask) -> str:
@@ -51,8 +55,9 @@ def _write_script(path: Path, text: str) -> None:
 
 
 def _dockerfile(task: GeneratedTask) -> str:
-    copy = "COPY files/ /app/\n" if task.files else ""
-    return f"FROM {IMAGE}\nENV LC_ALL=C\nWORKDIR /app\n{copy}"
+    variables = "".join(f"ENV {name}={value}\n" for name, value in ENVIRONMENT.items())
+    copy = f"COPY files/ {WORKDIR}/\n" if task.files else ""
+    return f"FROM {IMAGE}\n{variables}WORKDIR {WORKDIR}\n{copy}"
 
 
 def _manifest(task: GeneratedTask) -> str:

@@ -1,0 +1,19 @@
+"""Scripted demonstrations with documented habits, and the tokenizer that is trained on their text."""
+
+from components.demonstrations.collect import Demonstration, collect
+from components.demonstrations.corpus import corpus
+from components.demonstrations.demonstrator import ORACLE, Demonstrator
+from components.demonstrations.tokenizer import BpeTokenizer, train_tokenizer
+from components.demonstrations.ways import BLIND, WAYS
+
+__all__ = [
+    "BLIND",
+    "ORACLE",
+    "WAYS",
+    "BpeTokenizer",
+    "Demonstration",
+    "Demonstrator",
+    "collect",
+    "corpus",
+    "train_tokenizer",
+]
