@@ -2,7 +2,7 @@
 
 from components.harness.chat import Chat, TextCodec, disarm
 from components.harness.environment import TrialTask
-from components.harness.loop import Progress
+from components.harness.loop import AgentLoop, Clock, Progress
 from components.harness.observation import limit_output
 from components.harness.parse import Command, ParsedTurn, parse_response
 from components.harness.policy import SCRIPTED_VERSION, Answer, Policy, SamplerPolicy, Script, ScriptedPolicy
@@ -12,8 +12,10 @@ from components.harness.verification import verify_result
 
 __all__ = [
     "SCRIPTED_VERSION",
+    "AgentLoop",
     "Answer",
     "Chat",
+    "Clock",
     "Command",
     "ParsedTurn",
     "Policy",
