@@ -87,11 +87,10 @@ def launch_embedded(
         )
     try:
         ready = _wait_ready(process, config.start_timeout_s)
-    except ServiceError as error:
-        _end(process)
-        raise ServiceError(f"embedded sampler for {model_path}: {error}\n{_tail(log_path, offset)}") from None
-    except BaseException:
-        _end(process)
+    except BaseException as error:
+        _end(process, grace_s=0.0)
+        if isinstance(error, ServiceError):
+            raise ServiceError(f"embedded sampler for {model_path}: {error}\n{_tail(log_path, offset)}") from None
         raise
     return EmbeddedServer(process, f"http://{ready['host']}:{ready['port']}", log_path)
 
@@ -143,12 +142,12 @@ def _wait_ready(process: subprocess.Popen[bytes], timeout_s: float) -> dict[str,
     return ready
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], grace_s: float = _STOP_GRACE_S) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.close()  # the lifeline: the server stops by itself
     try:
-        process.wait(_STOP_GRACE_S)
+        process.wait(grace_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -17,7 +17,7 @@ pytest.register_assert_rewrite("tests.conformance.sampler_suite")
 from components.config import SamplerConfig  # noqa: E402
 from components.sampler import EmbeddedServer, launch_embedded  # noqa: E402
 
-CONTEXT = 512
+CONTEXT = 1024
 SHAPE = {
     "vocab_size": 96,
     "hidden_size": 32,

@@ -230,7 +230,7 @@ def test_a_broken_folder_is_named_with_what_is_wrong(model_folder: Path, tmp_pat
     with pytest.raises(CheckpointError, match="not finite"):
         load_weights(tmp_path, arch, torch.float32, torch.float32)
     save_file({**tensors, name: kept[:-1].contiguous()}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="config.json implies"):
+    with pytest.raises(CheckpointError, match=r"config\.json implies"):
         load_weights(tmp_path, arch, torch.float32, torch.float32)
     (tmp_path / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(CheckpointError, match="cannot be read"):
