@@ -15,6 +15,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ OPEN_S = 30.0
 START_S = 60.0
 END_S = 15.0
 BASES = 32
-"""Started states kept as bases of further boxes (each holds its own files in memory)."""
+"""Started states kept as bases though no living box uses them (each holds its own files in memory)."""
 ISOLATIONS = {
     "auto": ("namespace/root", "namespace/unprivileged"),
     "namespace": ("namespace/root", "namespace/unprivileged"),
@@ -50,6 +51,23 @@ ADVICE = (
 LAUNCHER = "import sys; sys.path.append(sys.argv[1]); from zygote.main import main; main(int(sys.argv[2]))"
 
 
+@dataclass
+class Base:
+    """A started state that boxes are laid over. Its box lives while any of them does: their views need it."""
+
+    life: asyncio.Task[Life]
+    users: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether it cannot be used (any more)."""
+        if not self.life.done():
+            return False
+        return (
+            self.life.cancelled() or self.life.exception() is not None or self.life.result().channel.fault is not None
+        )
+
+
 class ZygoteBackend:
     """Starts boxes through one zygote."""
 
@@ -61,7 +79,7 @@ class ZygoteBackend:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._lives: dict[str, Life] = {}
-        self._bases: dict[str, asyncio.Task[Life]] = {}
+        self._bases: dict[str, Base] = {}
         self._count = 0
         self._hierarchies: cgroups.Hierarchies | None = None
 
@@ -146,10 +164,16 @@ class ZygoteBackend:
 
     async def start(self, spec: SandboxSpec) -> Box:
         """A started box."""
-        base = None
-        if spec.changes_system() and self.name == "namespace":
-            base = (await self._base(spec)).name
-        return Box(self, spec, await self.start_life(spec, base), view_of=None, base=base)
+        if self.name == "process" or not spec.changes_system():
+            return Box(self, spec, await self.start_life(spec, None))
+        base = self._base(spec)
+        base.users += 1
+        try:
+            name = (await asyncio.shield(base.life)).name
+            return Box(self, spec, await self.start_life(spec, name), base=name, release=lambda: self._release(base))
+        except BaseException:
+            self._release(base)
+            raise
 
     async def start_life(self, spec: SandboxSpec, base: str | None) -> Life:
         """A new living box in its started state: laid over its base, or furnished from the spec."""
@@ -163,16 +187,23 @@ class ZygoteBackend:
             raise
         return life
 
-    async def _base(self, spec: SandboxSpec) -> Life:
-        """The box that holds the started state of all specs with this digest; furnished once."""
+    def _base(self, spec: SandboxSpec) -> Base:
+        """The started state of all specs with this digest; furnished once."""
         digest = spec.digest()
-        task = self._bases.get(digest)
-        if task is None or (task.done() and (task.cancelled() or task.exception() or task.result().channel.fault)):
-            if len(self._bases) >= BASES:
-                await self._forget_oldest_base()
-            task = asyncio.create_task(self._make_base(spec))
-            self._bases[digest] = task
-        return await asyncio.shield(task)
+        base = self._bases.pop(digest, None)
+        if base is None or base.failed:
+            base = Base(asyncio.create_task(self._make_base(spec)))
+        self._bases[digest] = base  # the latest used is the last
+        return base
+
+    def _release(self, base: Base) -> None:
+        """One user less; the longest unused bases beyond BASES are ended."""
+        base.users -= 1
+        idle = [digest for digest, held in self._bases.items() if held.users == 0 and held.life.done()]
+        for digest in idle[: max(0, len(idle) - BASES)]:
+            held = self._bases.pop(digest)
+            if not held.failed:
+                self.discard(held.life.result())
 
     async def _make_base(self, spec: SandboxSpec) -> Life:
         life = await self.launch(spec, system=None, over=None)
@@ -183,12 +214,6 @@ class ZygoteBackend:
             await asyncio.shield(self.end(life))
             raise
         return life
-
-    async def _forget_oldest_base(self) -> None:
-        digest = next(iter(self._bases))
-        task = self._bases.pop(digest)
-        if task.done() and not task.cancelled() and task.exception() is None:
-            await self.end(task.result())
 
     async def launch(self, spec: SandboxSpec, *, system: str | None, over: str | None) -> Life:
         """Start a bare box; its start is known to the zygote before this returns or raises."""
@@ -224,15 +249,21 @@ class ZygoteBackend:
             raise
         return life
 
-    async def end(self, life: Life) -> None:
-        """End a living box and wait until nothing of it is left."""
+    def discard(self, life: Life) -> bool:
+        """Have a living box ended; False when there is nothing to wait for."""
         life.channel.close(f"box {life.name} was stopped")
         if life.name not in self._lives or self._channel is None:
-            return
+            return False
         if self._channel.fault is not None:
             self._lose_all()
-            return
+            return False
         self._channel.post({"op": "stop", "box": life.name})
+        return True
+
+    async def end(self, life: Life) -> None:
+        """End a living box and wait until nothing of it is left."""
+        if not self.discard(life):
+            return
         try:
             async with asyncio.timeout(END_S):
                 await life.gone
@@ -241,8 +272,8 @@ class ZygoteBackend:
 
     async def close(self) -> None:
         """End the zygote, and with it every box."""
-        for task in self._bases.values():
-            task.cancel()
+        for base in self._bases.values():
+            base.life.cancel()
         self._bases.clear()
         for life in self._lives.values():
             life.channel.close("the backend was closed")

@@ -10,7 +10,7 @@ import asyncio
 import errno
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -142,13 +142,21 @@ class Box:
     """A started box; see the protocol `Sandbox`."""
 
     def __init__(
-        self, backend: ZygoteBackend, spec: SandboxSpec, life: Life, *, view_of: str | None, base: str | None
+        self,
+        backend: ZygoteBackend,
+        spec: SandboxSpec,
+        life: Life,
+        *,
+        base: str | None = None,
+        release: Callable[[], None] = lambda: None,
+        is_view: bool = False,
     ) -> None:
         self._backend = backend
         self._spec = spec
         self._life = life
         self._base = base
-        self._is_view = view_of is not None
+        self._release = release
+        self._is_view = is_view
         self._stopped = False
         self._terminals: list[PtyTerminal] = []
         self._oom_seen = 0
@@ -238,7 +246,7 @@ class Box:
     async def fork_view(self) -> Box:
         await self.end_processes()
         life = await self._backend.launch(self._spec, system=self._base, over=self._life.name)
-        return Box(self._backend, self._spec, life, view_of=self.id, base=self._base)
+        return Box(self._backend, self._spec, life, base=self._base, is_view=True)
 
     async def reset(self) -> None:
         if self._is_view:
@@ -252,6 +260,7 @@ class Box:
         if self._stopped:
             return
         self._stopped = True
+        self._release()
         await self._close_terminals()
         await asyncio.shield(self._backend.end(self._life))
 

@@ -209,7 +209,8 @@ class _Reader:
             raise ValueError(f"{source!r} matches nothing")
         files: dict[str, FileEntry] = {}
         for match in matches:
-            if not match.parent.resolve().is_relative_to(self._folder.resolve()) or not os.path.lexists(match):
+            folder = match if match == self._folder else match.parent
+            if not folder.resolve().is_relative_to(self._folder.resolve()) or not os.path.lexists(match):
                 raise ValueError(f"{source!r} is not in the task's environment folder")
             entry = read_entry(match)
             if entry is None:

@@ -46,8 +46,9 @@ class Running(NamedTuple):
 
 def describe(error: BaseException) -> wire.Body:
     """An error as the manager understands it."""
-    code = error.errno if isinstance(error, OSError) else errno.EINVAL
-    return {"errno": code or errno.EINVAL, "error": str(error)}
+    if not isinstance(error, OSError):
+        return {"errno": errno.EINVAL, "error": str(error)}
+    return {"errno": error.errno or errno.EINVAL, "error": error.strerror or str(error)}
 
 
 class Server:
@@ -189,11 +190,11 @@ class Server:
 
     def _put(self, body: wire.Body, fds: list[int]) -> None:
         for path, kind, mode, content in wire.unpack_files(wire.read_file(fds[0])):
-            write_entry(self._contained(path), kind, mode, content)
+            write_entry(self._contained(path, follow=False), kind, mode, content)
         self._reply({"id": body["id"]})
 
     def _get(self, body: wire.Body, fds: list[int]) -> None:
-        path = self._contained(body["path"])
+        path = self._contained(body["path"], follow=True)
         source = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         try:
             if not stat.S_ISREG(os.fstat(source).st_mode):
@@ -203,7 +204,7 @@ class Server:
             os.close(source)
         self._reply({"id": body["id"]})
 
-    def _contained(self, path: str) -> str:
+    def _contained(self, path: str, *, follow: bool) -> str:
         """The real place of a box path; without an own root, links that lead out of the folder are refused."""
         if not path.startswith("/"):
             raise OSError(errno.EINVAL, "paths in a box are absolute", path)
@@ -211,7 +212,7 @@ class Server:
             return path
         parent, name = os.path.split(self._place.prefix + path)
         real = os.path.realpath(parent)
-        if f"{real}/".startswith(f"{self._place.prefix}/") and not os.path.islink(f"{real}/{name}"):
+        if f"{real}/".startswith(f"{self._place.prefix}/") and not (follow and os.path.islink(f"{real}/{name}")):
             return f"{real}/{name}"
         raise OSError(errno.EXDEV, "leads out of the box", path)
 

@@ -1,0 +1,94 @@
+"""The Dockerfile subset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from components.errors import TaskError
+from components.sandbox import CopyStep, FileEntry, RunStep, SandboxSpec, read_dockerfile
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "Dockerfile").write_text(text)
+    return folder
+
+
+def test_the_five_instructions_apply_in_order(tmp_path: Path) -> None:
+    (tmp_path / "src" / "deep").mkdir(parents=True)
+    (tmp_path / "src" / "deep" / "a.txt").write_text("a")
+    (tmp_path / "run.sh").write_text("echo")
+    (tmp_path / "run.sh").chmod(0o755)
+    image = read_dockerfile(
+        written(
+            tmp_path,
+            "# comment\nFROM ubuntu:24.04\n\n"
+            'ENV A=1 B="two words"\nENV OLD style value\nWORKDIR /srv\nWORKDIR app$A\n'
+            "COPY src/ data\nCOPY run.sh /usr/local/bin/\n"
+            'RUN echo one && \\\n    echo two\nRUN ["echo", "a b"]\nENV A=2\n',
+        )
+    )
+    assert (image.base, image.workdir) == ("ubuntu:24.04", "/srv/app1")
+    assert image.env == {"A": "2", "B": "two words", "OLD": "style value"}
+    copies = {path: entry for step in image.steps if isinstance(step, CopyStep) for path, entry in step.files.items()}
+    assert copies["/srv/app1/data/deep/a.txt"] == FileEntry(b"a")
+    assert copies["/usr/local/bin/run.sh"] == FileEntry(b"echo", 0o755)
+    runs = [step for step in image.steps if isinstance(step, RunStep)]
+    assert [(run.command, run.line, run.env["A"]) for run in runs] == [
+        ("echo one &&  echo two", 10, "1"),
+        ("echo 'a b'", 12, "1"),
+    ]
+
+
+def test_a_copy_to_a_name_renames_and_globs_need_a_folder(tmp_path: Path) -> None:
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text(name)
+    image = read_dockerfile(written(tmp_path, "FROM x\nWORKDIR /app\nCOPY a.py main.py\nCOPY *.py lib/\nCOPY . /all\n"))
+    paths = {path for step in image.steps if isinstance(step, CopyStep) for path in step.files}
+    assert {"/app/main.py", "/app/lib/a.py", "/app/lib/b.py", "/all/a.py", "/all/Dockerfile"} <= paths
+
+
+def test_every_problem_is_listed_with_its_line(tmp_path: Path) -> None:
+    text = "FROM a\nUSER nobody\nCOPY missing x\nCOPY --chown=1 a b\nCOPY ../up x\nFROM b\nCMD x\nENV 1=2\nWORKDIR\n"
+    with pytest.raises(TaskError) as caught:
+        read_dockerfile(written(tmp_path, text))
+    problems = "\n".join(caught.value.problems)
+    for part in (
+        "line 2: USER",
+        "line 3: COPY",
+        "line 4: COPY",
+        "line 5: COPY",
+        "line 6: FROM",
+        "line 7: CMD",
+        "line 8: ENV",
+        "line 9: WORKDIR",
+    ):
+        assert part in problems
+
+
+def test_a_folder_without_dockerfile_or_base_is_a_task_error(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="no Dockerfile"):
+        read_dockerfile(tmp_path)
+    with pytest.raises(TaskError, match="no FROM"):
+        read_dockerfile(written(tmp_path, "RUN true\n"))
+
+
+def test_links_in_the_environment_are_copied_as_links(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "shadow").symlink_to("/etc/shadow")
+    (tmp_path / "out").symlink_to("/etc")
+    image = read_dockerfile(written(tmp_path, "FROM x\nCOPY d /d\n"))
+    copies = {path: entry for step in image.steps if isinstance(step, CopyStep) for path, entry in step.files.items()}
+    assert copies["/d/shadow"].kind == "symlink"
+    with pytest.raises(TaskError, match="not in the task's environment"):
+        read_dockerfile(written(tmp_path, "FROM x\nCOPY out/hostname /h\n"))
+
+
+def test_a_spec_knows_whether_it_needs_a_base(tmp_path: Path) -> None:
+    assert not SandboxSpec(files={"/app/x": b""}).changes_system()
+    assert SandboxSpec(files={"/app/../usr/bin/x": b""}).changes_system()
+    assert SandboxSpec(setup=("true",)).changes_system()
+    assert SandboxSpec(setup=("true",)).digest() != SandboxSpec(setup=("false",)).digest()
+    with pytest.raises(ValueError, match="absolute"):
+        SandboxSpec(workdir="app")

@@ -1,0 +1,216 @@
+"""What is left when something is killed: nothing, or what the next start sweeps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from components.config.rollout import SandboxConfig
+from components.errors import ConfigError, FaultCause, InfraFault, ServiceError
+from components.sandbox import SandboxSpec, ZygoteBackend, backend, leases, open_backend
+from components.sandbox.zygote import cgroups
+from tests.conformance.sandbox_suite import sh
+from tests.sandbox.conftest import SMALL
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+REPOSITORY = Path(__file__).parents[2]
+MANAGER = """
+import asyncio, sys
+from pathlib import Path
+from components.sandbox import SandboxSpec, ZygoteBackend
+async def main():
+    backend = await ZygoteBackend.open(sys.argv[1], Path(sys.argv[2]))
+    boxes = [await backend.start(SandboxSpec(memory_mb=128, disk_mb=8)) for _ in range(3)]
+    for box in boxes:
+        await box.terminal(rows=24, columns=80, echo=True)
+        await box.exec(["bash", "-c", f"(setsid sleep {sys.argv[3]} &) ; echo x"], timeout_s=10)
+    print(backend.lease, backend._process.pid, flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+def eventually(condition: Callable[[], bool], patience_s: float = 10.0) -> bool:
+    """Whether it comes true in time."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def running(argument: str) -> list[int]:
+    """Processes of the whole machine with this argument."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if argument.encode() in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def groups_of(lease: str) -> list[str]:
+    hierarchies = cgroups.find()
+    return [] if hierarchies is None else [path for path in hierarchies.groups(lease) if os.path.exists(path)]
+
+
+def start_manager(isolation: str, state_dir: Path, mark: str) -> tuple[subprocess.Popen[str], str, int]:
+    """A manager in a process of its own, with boxes and background programs; its lease and its zygote's pid."""
+    manager = subprocess.Popen(
+        [sys.executable, "-c", MANAGER, isolation, str(state_dir), mark],
+        cwd=REPOSITORY,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert manager.stdout is not None
+    lease, zygote = manager.stdout.readline().split()
+    return manager, lease, int(zygote)
+
+
+@pytest.mark.parametrize("isolation", ["namespace/root", "process"])
+async def test_a_killed_manager_leaves_nothing(isolation: str, tmp_path: Path) -> None:
+    mark = f"86{os.getpid()}.{len(isolation)}"
+    manager, lease, zygote = start_manager(isolation, tmp_path, mark)
+    assert len(running(mark)) == 3 + 1  # the manager has it among its arguments too
+    manager.kill()
+    manager.wait()
+    assert eventually(lambda: not running(mark))
+    assert eventually(lambda: not Path(f"/proc/{zygote}").exists())
+    assert eventually(lambda: not groups_of(lease))
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+    assert leases.sweep(tmp_path / "leases", tmp_path / "boxes") == [lease]
+    assert not list((tmp_path / "leases").iterdir()) + list((tmp_path / "boxes").iterdir())
+
+
+async def test_a_manager_killed_with_its_zygote_is_swept_by_the_next(tmp_path: Path) -> None:
+    mark = f"87{os.getpid()}.5"
+    manager, lease, zygote = start_manager("namespace/root", tmp_path, mark)
+    os.kill(manager.pid, signal.SIGSTOP)
+    os.kill(zygote, signal.SIGKILL)
+    manager.kill()
+    manager.wait()
+    assert eventually(lambda: not running(mark))
+    assert groups_of(lease)
+    opened = await open_backend(SandboxConfig(), tmp_path)
+    assert not groups_of(lease)
+    await opened.close()
+    assert not list((tmp_path / "leases").iterdir()) + list((tmp_path / "boxes").iterdir())
+
+
+async def test_a_sweep_spares_what_lives_and_what_it_cannot_judge(tmp_path: Path) -> None:
+    me = leases.current_owner()
+    strangers = {
+        "living": me,
+        "elsewhere": leases.Owner(1, 1, me.boot, me.pid_namespace + 1),
+        "reused": leases.Owner(me.pid, me.started - 1, me.boot, me.pid_namespace),
+        "rebooted": leases.Owner(me.pid, me.started, "another boot", me.pid_namespace),
+    }
+    for name, owner in strangers.items():
+        leases.record(tmp_path / "leases", name, owner)
+        (tmp_path / "boxes" / name).mkdir(parents=True)
+    assert leases.sweep(tmp_path / "leases", tmp_path / "boxes") == ["rebooted", "reused"]
+    assert sorted(path.name for path in (tmp_path / "boxes").iterdir()) == ["elsewhere", "living"]
+
+
+async def test_the_lease_is_on_disk_before_the_first_box(tmp_path: Path) -> None:
+    opened = await ZygoteBackend.open("namespace/root", tmp_path)
+    (lease,) = (tmp_path / "leases").iterdir()
+    assert json.loads(lease.read_text())["pid"] == os.getpid()
+    await opened.close()
+    await opened.close()
+    assert not list((tmp_path / "leases").iterdir())
+
+
+async def test_the_zygote_s_death_is_a_fault_for_everyone_and_ends_every_box(tmp_path: Path) -> None:
+    opened = await ZygoteBackend.open("namespace/root", tmp_path)
+    box = await opened.start(SMALL)
+    terminal = await box.terminal(rows=24, columns=80, echo=True)
+    mark = f"88{os.getpid()}.5"
+    pending = asyncio.create_task(box.exec(["sleep", mark], timeout_s=60))
+    await asyncio.sleep(0.1)
+    assert opened._process is not None
+    opened._process.kill()
+    with pytest.raises(InfraFault) as caught:
+        await pending
+    assert caught.value.cause is FaultCause.SANDBOX
+    assert eventually(lambda: not running(mark))
+    with pytest.raises(InfraFault):
+        await opened.start(SMALL)
+    with pytest.raises(InfraFault):
+        await terminal.send("ls\n")
+    await box.stop()
+    await opened.close()
+
+
+async def test_a_box_that_dies_is_a_fault_and_leaves_the_others(root_backend: ZygoteBackend) -> None:
+    first, second = await asyncio.gather(root_backend.start(SMALL), root_backend.start(SMALL))
+    mark = f"89{os.getpid()}.5"
+    pending = asyncio.create_task(first.exec(["sleep", mark], timeout_s=60))
+    assert await asyncio.to_thread(eventually, lambda: len(running(mark)) == 1)
+    parent = int(Path(f"/proc/{running(mark)[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(parent, signal.SIGKILL)
+    with pytest.raises(InfraFault):
+        await pending
+    with pytest.raises(InfraFault):
+        await first.fork_view()
+    assert await sh(second, "echo fine") == (0, "fine\n")
+    await first.stop()
+    await second.stop()
+
+
+async def test_sixty_four_boxes_live_at_once(root_backend: ZygoteBackend) -> None:
+    boxes = await asyncio.gather(*(root_backend.start(SMALL) for _ in range(64)))
+    outputs = await asyncio.gather(*(sh(box, f"echo {n} > f; cat f") for n, box in enumerate(boxes)))
+    assert outputs == [(0, f"{n}\n") for n in range(64)]
+    await asyncio.gather(*(box.stop() for box in boxes))
+    assert not [path for group in groups_of(root_backend.lease) for path in Path(group).iterdir() if path.is_dir()]
+
+
+async def test_auto_takes_the_strongest_and_falls_back_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[str] = []
+
+    async def refuse(isolation: str, state_dir: Path) -> ZygoteBackend:
+        tried.append(isolation)
+        if isolation != "process":
+            raise InfraFault(FaultCause.SANDBOX, f"{isolation}: no overlay")
+        return await ZygoteBackend.open(isolation, state_dir)
+
+    monkeypatch.setattr(backend, "_open_and_try", refuse)
+    with pytest.raises(ServiceError, match=r"no overlay.*Run as root"):
+        await open_backend(SandboxConfig(backend="namespace"), tmp_path)
+    assert tried == ["namespace/root", "namespace/unprivileged"]
+    opened = await open_backend(SandboxConfig(allow_unisolated=True), tmp_path)
+    assert opened.isolation == "process"
+    assert "NO ISOLATION" in caplog.text
+    await opened.close()
+
+
+async def test_no_isolation_must_be_asked_for_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="allow_unisolated"):
+        await open_backend(SandboxConfig(backend="process"), tmp_path)
+
+
+async def test_a_kernel_without_idmapped_mounts_gets_a_system_nobody_owns(tmp_path: Path) -> None:
+    opened = await ZygoteBackend.open("namespace/root", tmp_path, idmap=False)
+    box = await opened.start(SandboxSpec(memory_mb=128, disk_mb=8))
+    assert await sh(box, "id -u; stat -c %U /usr/bin/env /etc/passwd /app; echo x > /etc/x && cat /etc/x") == (
+        0,
+        "0\nnobody\nroot\nroot\nx\n",
+    )
+    await box.stop()
+    await opened.close()
