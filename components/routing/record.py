@@ -44,7 +44,9 @@ def decode(data: bytes | bytearray | memoryview, rows: int, layers: int, topk: i
     stored = np.frombuffer(data, np.dtype(f"<u{width}")).reshape(rows, layers, topk)
     routing: Routing = stored.astype(np.uint8) if width == 1 else stored.astype(np.uint16)
     validate(routing, num_experts)
-    return routing.astype(np.uint8 if num_experts <= BYTE_EXPERTS else np.uint16, copy=False)
+    if num_experts <= BYTE_EXPERTS:
+        return routing.astype(np.uint8, copy=False)
+    return routing.astype(np.uint16, copy=False)
 
 
 def validate(routing_RLK: Routing, num_experts: int) -> None:
