@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import json
 import queue
+import re
 import shlex
 import sys
 import threading
@@ -78,6 +79,19 @@ class Submission:
 
     id: str
     attached: bool
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    """An unfinished job and what its submitter noted."""
+
+    id: str
+    metadata: Mapping[str, str]
+
+    @property
+    def base(self) -> str:
+        """The submission id of the job's first attempt."""
+        return re.sub(r"-r[0-9]+$", "", self.id)
 
 
 class Cluster:
@@ -175,14 +189,10 @@ class Cluster:
                 raise ServiceError(f"Ray job {submission_id} did not stop within {wait_s:.0f} s")
             time.sleep(0.2)
 
-    def running(self, metadata: Mapping[str, str]) -> list[str]:
-        """Submission ids of unfinished jobs that were submitted with (at least) this metadata."""
-        jobs = self._client.list_jobs()
-        return [
-            job.submission_id
-            for job in jobs
-            if job.submission_id and not job.status.is_terminal() and metadata.items() <= (job.metadata or {}).items()
-        ]
+    def running(self) -> list[RunningJob]:
+        """The unfinished jobs that were submitted through this class."""
+        jobs = [job for job in self._client.list_jobs() if job.submission_id and not job.status.is_terminal()]
+        return [RunningJob(job.submission_id, job.metadata) for job in jobs if job.metadata]
 
     def _document(self, spec: JobSpec) -> dict[str, Any]:
         return {

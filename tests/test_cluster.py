@@ -128,11 +128,12 @@ def test_jobs_that_end_without_a_result_have_failed_whatever_their_exit_code(clu
 def test_a_job_that_ray_has_forgotten_is_lost_and_runs_again_under_the_next_name(cluster, store, spec) -> None:
     job = spec("wait")
     store.put_json(job.key("submitted-0.json"), {"submission_id": job.base})
-    submission = cluster.submit(job, {"longshell": "lost"})
+    submission = cluster.submit(job, {"stage": "lost"})
     assert (submission.id, submission.attached) == (f"{job.base}-r1", False)
     assert cluster.submit(job, {}).attached
     eventually(lambda: trace(job) == ["began"])
-    assert cluster.running({"longshell": "lost"}) == [submission.id]
+    (running,) = cluster.running()
+    assert (running.id, running.base, running.metadata) == (submission.id, job.base, {"stage": "lost"})
     cluster.stop(submission.id)
     assert trace(job) == ["began", "stopped"]
     with pytest.raises(JobFailed, match="STOPPED") as stopped:

@@ -29,6 +29,7 @@ FIXED = {
     "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
     # MLflow's job runners are eight processes and 0.9 GB that nothing here uses.
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
     # Lines of a job's log carry no colour codes and are not dropped as duplicates.
     "RAY_COLOR_PREFIX": "0",
     "RAY_DEDUP_LOGS": "0",
@@ -60,6 +61,7 @@ def environment(site: Site) -> dict[str, str]:
         "PREFECT_HOME": str(site.home / "prefect"),
         "RAY_AUTH_TOKEN_PATH": str(site.ray_token),
         "PYTHONPATH": str(REPOSITORY),
+        "LONGSHELL_REPOSITORY": str(REPOSITORY),
         "NO_PROXY": ",".join(sorted(local)),
         "no_proxy": ",".join(sorted(local)),
     }

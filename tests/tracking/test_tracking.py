@@ -78,15 +78,15 @@ def test_files_are_replaced_and_pools_are_named_once(tracker: Tracker, parent: R
 
 def test_aliases_point_to_checkpoints_and_best_moves_only_upwards(tracker: Tracker, parent: Run) -> None:
     registry = Registry(tracker, "aliases")
-    base, leg = Checkpoint("store/base", "base", 0), Checkpoint("store/leg-1", "rl", 10)
+    base, leg = Checkpoint("base", "store/base", "base", 0), Checkpoint("leg-1", "store/leg-1", "leg-1", 10)
     assert registry.register(parent, base, ("base",)) == registry.register(parent, base, ("base",))
-    assert registry.evaluated("store/base", 0.2)
+    assert registry.evaluated("base", 0.2)
     registry.register(parent, leg, ())
-    assert not registry.evaluated("store/leg-1", 0.1)
-    pointed = {alias: (registry.alias(alias) or {}).get("longshell.uri") for alias in ("base", "latest", "best", "sft")}
-    assert pointed == {"base": "store/base", "latest": "store/leg-1", "best": "store/base", "sft": None}
-    assert registry.evaluated("store/leg-1", 0.3)
-    assert (registry.alias("best") or {})["longshell.uri"] == "store/leg-1"
+    assert not registry.evaluated("leg-1", 0.1)
+    pointed = {alias: registry.alias(alias) for alias in ("base", "latest", "best", "sft")}
+    assert pointed == {"base": base, "latest": leg, "best": base, "sft": None}
+    assert registry.evaluated("leg-1", 0.3)
+    assert registry.alias("best") == leg
 
 
 def test_a_trajectory_is_one_trace_with_a_span_a_turn_and_the_true_times(tracker: Tracker, parent: Run) -> None:

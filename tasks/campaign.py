@@ -1,0 +1,55 @@
+"""A campaign's name, and the rule that one name stands for one configuration."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from components.artifacts import ArtifactStore
+from components.config import CampaignConfig
+from components.errors import ConfigError
+
+
+def campaign_name(config: CampaignConfig) -> str:
+    """Names the campaign in Prefect, Ray, MLflow and the store."""
+    return f"{config.name}-s{config.seed}"
+
+
+def claim(config: CampaignConfig, store: ArtifactStore) -> float:
+    """Takes the campaign's name for this configuration; gives the time at which it was first taken.
+
+    Raises:
+        ConfigError: the name belongs to another configuration. Lists what differs.
+    """
+    name = campaign_name(config)
+    key, document = f"campaigns/{name}/campaign.json", config.model_dump(mode="json")
+    if not store.exists(key):
+        store.put_json(key, {"config": document, "started_s": time.time()})
+    claimed = store.get_json(key)
+    if differences := _differences(claimed["config"], document):
+        advice = f"campaign {name} exists with another configuration; choose another name (name=…), or delete it"
+        raise ConfigError([advice, *differences], "configuration")
+    return float(claimed["started_s"])
+
+
+def check_model(config: CampaignConfig) -> None:
+    """Refuses a configuration that names a model folder which is not one.
+
+    Raises:
+        ConfigError: the folder is absent or has no `config.json`.
+    """
+    path = config.model.path
+    if path is None:
+        return
+    if not Path(path).is_dir():
+        raise ConfigError([f"model.path: there is no folder {path}"], "configuration")
+    if not (Path(path) / "config.json").is_file():
+        raise ConfigError([f"model.path: {path} is not a Hugging Face model (no config.json)"], "configuration")
+
+
+def _differences(before: Any, now: Any, path: str = "") -> list[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        names = sorted(before.keys() | now.keys())
+        return [line for name in names for line in _differences(before.get(name), now.get(name), f"{path}.{name}")]
+    return [] if before == now else [f"{path.lstrip('.')}: was {before!r}, is {now!r}"]

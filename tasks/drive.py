@@ -1,0 +1,148 @@
+"""How every flow task drives its Ray job: reuse the result, or attach, or submit; follow; fail by kind.
+
+Flow tasks may be run any number of times, by Prefect's retries, by a rescheduled flow run, or by a new one: the result
+marker in the store says what is done, the submission id finds what is running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import prefect.runtime
+from prefect import get_run_logger
+from prefect.client.schemas.objects import FlowRun, State, TaskRun
+
+from components.artifacts import ArtifactStore
+from components.cluster import Cluster, JobSpec
+from components.config import CampaignConfig
+from components.errors import JobFailed, LongshellError, ServiceError, StoreError
+from tasks import tracking
+from tasks.campaign import campaign_name
+from tasks.mirror import Mirror, Steps
+from tasks.site import Site
+
+
+def is_retriable(task: Any, task_run: TaskRun, state: State[Any]) -> bool:
+    """Whether trying again can help: a job that failed or was lost, a service or a disk that was away for a while.
+
+    What was refused (configuration, data, a broken checkpoint) and what is a fault of the code is not tried again.
+    """
+    try:
+        state.result()
+    except JobFailed as error:
+        return error.retriable
+    except (ServiceError, StoreError, ConnectionError):
+        return True
+    except Exception:  # The boundary: every other error is final.
+        return False
+    return False
+
+
+STAGE: Mapping[str, Any] = {
+    "retries": 3,
+    "retry_delay_seconds": [2, 10, 30],
+    "retry_condition_fn": is_retriable,
+    "persist_result": False,
+}
+"""Options of every flow task that drives a job."""
+
+
+@dataclass(frozen=True)
+class Driven:
+    """A finished job: its result and the MLflow run of its stage."""
+
+    result: Mapping[str, Any]
+    run: Any
+    parent: Any
+    store: ArtifactStore
+
+
+def drive(
+    config: CampaignConfig, stage: str, index: int, inputs: Mapping[str, Any], steps: int | None = None
+) -> Driven:
+    """Runs one job of one stage to its result. Called within a flow task.
+
+    Args:
+        config: the whole configuration; part of the job's identity.
+        stage: the job's module, and the name of the MLflow run.
+        index: tells jobs of one stage apart.
+        inputs: store keys and numbers that the job needs.
+        steps: how many step records the job will commit, from `inputs["first_step"]` on, when that is known.
+    """
+    site, log, name = Site.current(), get_run_logger(), campaign_name(config)
+    store = site.store()
+    spec = JobSpec(stage, name, index, config.model_dump(mode="json"), dict(inputs))
+    first = int(inputs.get("first_step", 0))
+    title = f"{name} {stage} {index}" if index else f"{name} {stage}"
+    watched = Steps(f"campaigns/{name}/{stage}/steps", first, steps, title)
+
+    cluster = site.cluster(store)
+    result = cluster.result(spec)
+    submission = None
+    if result is None:
+        submission = cluster.submit(spec, _metadata(name, stage))
+        store.put_json(_follower(spec, _flow_run_id()), {"submission_id": submission.id})
+        log.info("%s Ray job %s", "attached to" if submission.attached else "submitted", submission.id)
+
+    tags = {"prefect.flow_run_id": _flow_run_id(), "longshell.campaign": name}
+    parent = tracking.campaign_run(name, config, tags)
+    run = tracking.tracker().stage(parent, stage, {**tags, "ray.submission_id": submission.id if submission else ""})
+    mirror = Mirror(store, watched, run)
+    if submission is None:
+        log.info("%s is done already; its result is reused", spec.base)
+        mirror.poll()
+    else:
+        result = _follow(cluster, spec, submission.id, log.log, mirror)
+    assert result is not None
+    return Driven(result, run, parent, store)
+
+
+def stop_jobs(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
+    """A flow's `on_cancellation` hook: stops the Ray jobs that the flow run follows.
+
+    It runs in the worker's process, after the flow's has ended. A crash does not call it: jobs of a crashed run go on,
+    and its successor attaches to them.
+    """
+    stop_followed(str(flow_run.id))
+
+
+def stop_followed(flow_run_id: str) -> list[str]:
+    """Stops the unfinished jobs that a flow run submitted or attached to; gives their submission ids."""
+    site = Site.current()
+    store = site.store()
+    cluster = site.cluster(store)
+    stopped = []
+    for job in cluster.running():
+        if store.exists(f"campaigns/{job.metadata.get('campaign')}/jobs/{job.base}/followers/{flow_run_id}.json"):
+            cluster.stop(job.id)
+            stopped.append(job.id)
+    return stopped
+
+
+def _follow(
+    cluster: Cluster, spec: JobSpec, submission_id: str, log: Callable[[int, str], None], mirror: Mirror
+) -> dict[str, Any]:
+    try:
+        return cluster.follow(spec, submission_id, lambda line: log(line.level, line.text), mirror.poll)
+    except LongshellError:
+        mirror.poll()  # What was committed before the failure stays visible.
+        raise
+
+
+def _follower(spec: JobSpec, flow_run_id: str) -> str:
+    return spec.key(f"followers/{flow_run_id}.json")
+
+
+def _flow_run_id() -> str:
+    return str(prefect.runtime.flow_run.id)
+
+
+def _metadata(name: str, stage: str) -> dict[str, str]:
+    return {
+        "campaign": name,
+        "stage": stage,
+        "prefect_flow_run_id": _flow_run_id(),
+        "prefect_task_run_id": str(prefect.runtime.task_run.id),
+    }

@@ -1,0 +1,48 @@
+"""Flow tasks that look up what a campaign has made so far, for the stages that are run on their own."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from components.config import CampaignConfig
+from components.errors import ConfigError
+from tasks import campaign as campaigns
+from tasks import tracking
+from tasks.results import Checkpoint, Score
+from tasks.site import Site
+
+
+@task(name="claim")
+def claim(config: CampaignConfig) -> str:
+    """Takes the campaign's name for this configuration, or refuses; gives the name."""
+    campaigns.check_model(config)
+    campaigns.claim(config, Site.current().store())
+    return campaigns.campaign_name(config)
+
+
+@task(name="find-checkpoint")
+def find_checkpoint(config: CampaignConfig, which: str) -> Checkpoint | None:
+    """The campaign's `base`, `sft`, `best` or `latest` checkpoint; None before there is one."""
+    found = tracking.registry(campaigns.campaign_name(config)).alias(which)
+    return None if found is None else Checkpoint(found.label, found.key, found.step)
+
+
+@task(name="find-scores")
+def find_scores(config: CampaignConfig) -> list[Score]:
+    """The finished evaluations of the campaign's own sequence, in its order.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    name, store = campaigns.campaign_name(config), Site.current().store()
+    found: dict[int, Score] = {}
+    for key in store.list(f"campaigns/{name}/jobs"):
+        folder, _, document = key.rpartition("/")
+        if document != "result.json" or not folder.rpartition("/")[2].startswith(f"{name}-evaluate-"):
+            continue
+        index = int(store.get_json(f"{folder}/spec.json")["index"])
+        if index <= config.rl.legs + 1:
+            found[index] = Score.of(store.get_json(key), max(0, index - 1) * config.rl.leg_steps)
+    if not found:
+        raise ConfigError([f"campaign {name} has no evaluation to diagnose yet; run `campaign` first"], "diagnose")
+    return [found[index] for index in sorted(found)]

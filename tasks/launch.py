@@ -1,0 +1,106 @@
+"""`python -m flows.<name>`: a flow in this process, on the local stack.
+
+Invariants: whatever can be refused is refused before anything is started, with one message and exit code 2; services
+that this process started are stopped when it ends, those that it found are left; an interrupt stops the flow's Ray jobs
+first, so that their sandboxes and servers end with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from prefect import Flow
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogWorker
+
+from components.config import CampaignConfig, load
+from components.errors import LongshellError
+from tasks.campaign import check_model, claim
+from tasks.drive import stop_followed
+from tasks.site import Site
+from tasks.stack import settings
+from tasks.stack.supervisor import Stack
+from tasks.summary import finished
+
+EXIT_FAILED, EXIT_REFUSED, EXIT_INTERRUPTED = 1, 2, 130
+
+
+def main(flow: Flow[..., Any], argv: Sequence[str] | None = None, *, reports: bool = False) -> int:
+    """Runs `flow` with the configuration named on the command line; gives the exit code.
+
+    With `reports`, the campaign's table and its JSON line end the output, and a finished campaign is only reported.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m flows.{flow.name}", description=flow.description)
+    parser.add_argument("--config", default="configs/miniature.yaml", help="YAML file of the campaign")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="changes to it")
+    arguments = parser.parse_args(argv)
+    try:
+        config = load(arguments.config, arguments.overrides)
+        check_model(config)
+        site = Site.current()
+        store = site.store()
+        claim(config, store)
+        if not (reports and finished(config, store)):
+            code = _run(flow, config, site)
+            if code:
+                return code
+        if reports and (ended := finished(config, store)):
+            results, table = ended
+            print(f"\n{table}\n\n{json.dumps(results)}", flush=True)
+        return 0
+    except LongshellError as error:
+        print(error, file=sys.stderr)
+        return EXIT_REFUSED
+
+
+def _run(flow: Flow[..., Any], config: CampaignConfig, site: Site) -> int:
+    stack = Stack(site, lambda line: print(line, file=sys.stderr, flush=True))
+    services = [name for name in ("prefect", "ray") if name not in site.given]
+    with stack.session(services):
+        settings.apply(settings.environment(site))
+        interrupts = _Interrupts()
+        try:
+            flow.with_options(on_running=[interrupts.arm])(config)
+        except (KeyboardInterrupt, SystemExit):
+            print("interrupted: the Ray jobs of this run are stopped; run the same again to continue", file=sys.stderr)
+            interrupts.join()
+            return EXIT_INTERRUPTED
+        except LongshellError as error:
+            print(f"\n{type(error).__name__}: {error}", file=sys.stderr)
+            return EXIT_FAILED
+        finally:
+            for sender in (APILogWorker, EventsWorker):  # While there is still a server to send to.
+                sender.drain_all(timeout=10)
+    return 0
+
+
+class _Interrupts:
+    """SIGINT and SIGTERM while a flow runs: stop its jobs, then unwind. Threads that follow jobs end with those."""
+
+    def __init__(self) -> None:
+        self._flow_run: str | None = None
+        self._stopping: threading.Thread | None = None
+
+    def arm(self, flow: Any, flow_run: Any, state: Any) -> None:
+        """The flow's `on_running` hook."""
+        self._flow_run = str(flow_run.id)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+
+    def join(self) -> None:
+        """Waits until the jobs have ended."""
+        if self._stopping is not None:
+            self._stopping.join(timeout=60.0)
+
+    def _interrupt(self, signum: int, frame: FrameType | None) -> None:
+        if self._stopping is None and self._flow_run is not None:
+            self._stopping = threading.Thread(target=stop_followed, args=(self._flow_run,), daemon=True)
+            self._stopping.start()
+            raise KeyboardInterrupt

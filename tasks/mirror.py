@@ -1,0 +1,92 @@
+"""What a running job has committed, shown to people: step metrics in MLflow, a progress artifact in Prefect.
+
+Jobs know neither MLflow nor Prefect. They commit step records; the mirror reads those it has not seen and passes them
+on. Being run again from the start, by a retried task or a later flow run, it changes nothing that is there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+from uuid import UUID
+
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+from components.artifacts import ArtifactStore
+from tasks import tracking
+
+_SHOWN = {
+    "rollout/reward_mean": "reward",
+    "rollout/pass_rate": "pass rate",
+    "rollout/turns_mean": "turns",
+    "rollout/cancelled": "cancelled",
+    "gap/engine_token_mean": "engine gap",
+    "loss": "loss",
+}
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Which step records belong to a job."""
+
+    prefix: str
+    """Store prefix, `campaigns/<campaign>/<stage>/steps`."""
+    first: int
+    count: int | None
+    """How many there will be; None when the job alone knows."""
+    title: str
+
+    def number(self, key: str) -> int | None:
+        """The step a store key is the record of; None when it is not the record of one of these steps."""
+        parts = key.split("/")
+        if parts[-1] != "record.json" or not parts[-2].isdecimal():
+            return None
+        step = int(parts[-2])
+        inside = step >= self.first and (self.count is None or step < self.first + self.count)
+        return step if inside else None
+
+
+class Mirror:
+    """Follows the step records of one job."""
+
+    def __init__(self, store: ArtifactStore, steps: Steps, run: Any) -> None:
+        self._store = store
+        self._steps = steps
+        self._run = run
+        self._seen: set[int] = set()
+        self._started = time.monotonic()
+        self._before: int | None = None
+        self._artifact: UUID | None = None
+
+    def poll(self) -> None:
+        """Passes on what was committed since the last call."""
+        keys = {self._steps.number(key): key for key in self._store.list(self._steps.prefix)}
+        fresh = sorted(step for step in keys if step is not None and step not in self._seen)
+        for step in fresh:
+            record = self._store.get_json(keys[step])
+            tracking.tracker().log_step(self._run, step, record["metrics"], record["timestamp_ms"])
+            self._seen.add(step)
+        if self._before is None:
+            self._before = len(self._seen)
+        if fresh and self._steps.count:
+            self._show(record["metrics"], self._steps.count)
+
+    def _show(self, metrics: Mapping[str, float | None], count: int) -> None:
+        percent = 100.0 * len(self._seen) / count
+        text = self._sentence(metrics, count)
+        if self._artifact is None:
+            key = self._steps.title.lower().replace(" ", "-")
+            self._artifact = cast(UUID, create_progress_artifact(percent, key=key, description=text))
+        else:
+            update_progress_artifact(self._artifact, percent, description=text)
+
+    def _sentence(self, metrics: Mapping[str, float | None], count: int) -> str:
+        done = len(self._seen)
+        figures = [f"{word} {metrics[name]:.4g}" for name, word in _SHOWN.items() if metrics.get(name) is not None]
+        parts = [f"{self._steps.title}: step {done} of {count}", *figures]
+        if (since := done - (self._before or 0)) and done < count:
+            remaining = (time.monotonic() - self._started) / since * (count - done)
+            parts.append(f"about {remaining / 60:.1f} min left")
+        return ", ".join(parts)

@@ -1,0 +1,47 @@
+"""Flow tasks: the base model and SFT, both by next-token loss on demonstrations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import task
+
+from components.config import CampaignConfig
+from tasks import tracking
+from tasks.campaign import campaign_name, check_model
+from tasks.drive import STAGE, Driven, drive
+from tasks.results import Checkpoint, Pool
+from tasks.site import Site
+
+
+@task(name="base", **STAGE)
+def base_model(config: CampaignConfig, pool: Pool) -> Checkpoint:
+    """The model that the campaign starts from: the one at `model.path`, or one trained from demonstrations."""
+    if config.model.path is not None:
+        return _imported(config, config.model.path)
+    return _checkpoint(config, drive(config, "base", 0, {"pool": pool.key}), "base")
+
+
+@task(name="sft", **STAGE)
+def sft(config: CampaignConfig, pool: Pool, base: Checkpoint) -> Checkpoint:
+    """The base model after supervised fine-tuning."""
+    return _checkpoint(config, drive(config, "sft", 0, {"pool": pool.key, "checkpoint": base.key}), "sft")
+
+
+def _checkpoint(config: CampaignConfig, driven: Driven, label: str) -> Checkpoint:
+    result = driven.result
+    made = Checkpoint(label, result["checkpoint"], 0, result.get("metrics", {}), seconds=result.get("seconds", 0.0))
+    tracking.register(campaign_name(config), driven.run, made, driven.store, (label,))
+    tracking.tracker().end(driven.run)
+    return made
+
+
+def _imported(config: CampaignConfig, path: str) -> Checkpoint:
+    """Copies a model folder into the store once, so that every later stage reads it from there."""
+    check_model(config)
+    name, store = campaign_name(config), Site.current().store()
+    imported = Checkpoint("base", f"campaigns/{name}/base/imported", 0)
+    if not store.exists(imported.key):
+        store.put_tree(imported.key, Path(path))
+    tracking.register(name, tracking.campaign_run(name, config, {}), imported, store, ("base",))
+    return imported

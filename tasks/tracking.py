@@ -1,0 +1,52 @@
+"""This installation's MLflow, opened once a process. Importing MLflow takes seconds, so that is done here, late."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from components.artifacts import ArtifactStore
+from components.config import CampaignConfig
+from tasks.results import Checkpoint
+from tasks.site import Site
+
+if TYPE_CHECKING:
+    from components.tracking import Registry, Run, Tracker
+
+
+@functools.cache
+def tracker() -> Tracker:
+    """The tracker of the current site."""
+    from components.tracking import Tracker
+
+    site = Site.current()
+    local = site.tracking_uri.startswith("sqlite:")
+    return Tracker(site.tracking_uri, site.home / "mlflow" / "artifacts" if local else None)
+
+
+def registry(campaign: str) -> Registry:
+    """The registered model of a campaign."""
+    from components.tracking import Registry
+
+    return Registry(tracker(), campaign)
+
+
+def register(campaign: str, run: Run, checkpoint: Checkpoint, store: ArtifactStore, aliases: tuple[str, ...]) -> None:
+    """Makes a checkpoint a version of the campaign's model, with these aliases."""
+    from components.tracking import Checkpoint as Registered
+
+    address = store.address(checkpoint.key)
+    registered = Registered(checkpoint.key, address, checkpoint.label, checkpoint.step)
+    registry(campaign).register(run, registered, aliases)
+
+
+def campaign_run(name: str, config: CampaignConfig, tags: dict[str, str]) -> Run:
+    """The parent run."""
+    return tracker().campaign(name, config.model_dump(mode="json"), tags)
+
+
+def link(run: Run) -> str | None:
+    """Where a person sees the run's charts; None when no MLflow server runs."""
+    site = Site.current()
+    server = site.tracking_uri if site.tracking_uri.startswith("http") else site.service("mlflow")
+    return f"{server}/#/experiments/{run.experiment_id}/runs/{run.run_id}/model-metrics" if server else None

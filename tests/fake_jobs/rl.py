@@ -1,0 +1,29 @@
+"""A leg that commits its steps, and continues at its last committed one. `<store>/../slow` makes steps slow."""
+
+import time
+from pathlib import Path
+
+from tests.fake_jobs.stages import commit, model, run
+
+
+def stage(store, spec):
+    inputs, count = spec["inputs"], spec["config"]["rl"]["leg_steps"]
+    assert store.exists(inputs["checkpoint"])
+    assert inputs["state"] is None or store.exists(inputs["state"])
+    steps = range(inputs["first_step"], inputs["first_step"] + count)
+    prefix = f"campaigns/{spec['campaign']}/rl"
+    for step in steps:
+        if store.exists(f"{prefix}/steps/{step:06d}/record.json"):
+            continue
+        if (Path(store.url).parent / "slow").exists():
+            time.sleep(1.0)
+        model(store, f"{prefix}/steps/{step:06d}/state")
+        commit(store, spec, step)
+        print(f"INFO step {step} committed", flush=True)
+    key = model(store, f"{prefix}/legs/{spec['index']}/checkpoint")
+    state = f"{prefix}/steps/{steps[-1]:06d}/state"
+    return {"checkpoint": key, "state": state, "step": steps[-1] + 1, "metrics": {}, "launched": 70, "cancelled": 6}
+
+
+if __name__ == "__main__":
+    run(stage)

@@ -1,0 +1,13 @@
+"""A tuned model."""
+
+from tests.fake_jobs.stages import model, run
+
+
+def stage(store, spec):
+    assert store.exists(spec["inputs"]["pool"])
+    assert store.exists(spec["inputs"]["checkpoint"])
+    return {"checkpoint": model(store, f"campaigns/{spec['campaign']}/sft/model"), "step": 0, "metrics": {}}
+
+
+if __name__ == "__main__":
+    run(stage)

@@ -1,0 +1,54 @@
+"""What the fake stages share: results of the right shape, in no time, and a trace of what ran when."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from components.artifacts import ArtifactStore, open_store
+
+
+def run(stage: Callable[[ArtifactStore, dict[str, Any]], dict[str, Any]]) -> None:
+    """Runs a fake stage; `<store>/../trace` gets a line when it begins and one when it ends."""
+    spec = json.loads(Path(sys.argv[1]).read_text())
+    store = open_store(spec["store"])
+    name = f"{spec['stage']}-{spec['index']}"
+    _note(store, f"begin {name} {os.getpid()}")
+    print(f"INFO {name} begins", flush=True)
+    result = stage(store, spec)
+    _note(store, f"end {name} {os.getpid()}")
+    store.put_json(spec["result"], {**result, "seconds": 0.5})
+
+
+def model(store: ArtifactStore, key: str) -> str:
+    """A checkpoint folder with nothing in it that matters."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text("{}")
+        store.put_tree(key, Path(folder))
+    return key
+
+
+def commit(store: ArtifactStore, spec: dict[str, Any], step: int) -> None:
+    """A step record as the RL job writes it."""
+    metrics = {
+        "rollout/reward_mean": 0.1 * step,
+        "rollout/pass_rate": 0.1,
+        "rollout/cancelled": 6,
+        "rollout/launched": 70,
+        "gap/engine_token_mean": 0.01,
+        "tito/drift": 0.0,
+        "critic/explained_variance": None,
+    }
+    record = {"step": step, "timestamp_ms": time.time_ns() // 1_000_000, "leg": spec["index"], "metrics": metrics}
+    store.put_json(f"campaigns/{spec['campaign']}/{spec['stage']}/steps/{step:06d}/record.json", record)
+
+
+def _note(store: ArtifactStore, line: str) -> None:
+    with (Path(store.url).parent / "trace").open("a") as file:
+        file.write(line + "\n")
