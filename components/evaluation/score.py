@@ -42,7 +42,7 @@ class SuiteScore:
         stderr: standard error of `resolved`: across tasks with one attempt each, within tasks with several (the suite
             is then the population).
         pass_at_k: unbiased estimate for every k up to the fewest attempts of a task; empty with one attempt a task.
-        mean_reward: mean over tasks of the dense reward.
+        mean_reward: mean over tasks of the dense reward; None when a task lacks the assertion list it is credited by.
         assertions_passed: passed over all assertions of graded trials; None when no report lists any.
         turns_mean: mean turns of a graded trial.
         stops: graded trials by stop reason.
@@ -90,14 +90,14 @@ class SuiteScore:
 
 
 def aggregate(trials: Sequence[Trial], reward: RewardConfig | None = None) -> SuiteScore:
-    """Scores `trials`, any number of attempts a task. `reward` says how `mean_reward` is computed."""
+    """Scores `trials`, any number of attempts a task.
+
+    `reward` says how `mean_reward` is computed; without it every passed assertion counts.
+    """
     graded = [trial for trial in trials if trial.report is not None]
     faults = len(trials) - len(graded)
     by_task = _by_task(graded)
     resolved, stderr = _resolved(by_task)
-    rewards = [_reward(trial, reward or RewardConfig()) for trial in graded]
-    reward_of = {trial.trial_id: value.value for trial, value in zip(graded, rewards, strict=True)}
-    task_rewards = [_mean([reward_of[trial.trial_id] for trial in attempts]) for attempts in by_task.values()]
     passed, assertions = _assertions(graded)
     return SuiteScore(
         tasks=len(by_task),
@@ -107,7 +107,7 @@ def aggregate(trials: Sequence[Trial], reward: RewardConfig | None = None) -> Su
         resolved=resolved,
         stderr=stderr,
         pass_at_k=_pass_at_k(by_task),
-        mean_reward=_mean(task_rewards) if task_rewards else None,
+        mean_reward=_mean_reward(by_task, reward or RewardConfig(credit="count")),
         assertions_passed=passed / assertions if assertions else None,
         assertions=assertions,
         turns_mean=_mean([len(trial.turns) for trial in graded]) if graded else None,
@@ -170,6 +170,13 @@ def _assertions(graded: Sequence[Trial]) -> tuple[int, int]:
 def _stops(graded: Sequence[Trial]) -> dict[str, int]:
     found = Counter(trial.stop for trial in graded)
     return {reason.value: found[reason] for reason in StopReason}
+
+
+def _mean_reward(by_task: Mapping[str, Sequence[Trial]], config: RewardConfig) -> float | None:
+    trials = [trial for attempts in by_task.values() for trial in attempts]
+    if not trials or (config.credit == "fail_to_pass" and not all(trial.task.fail_to_pass for trial in trials)):
+        return None
+    return _mean([_mean([_reward(trial, config).value for trial in attempts]) for attempts in by_task.values()])
 
 
 def _reward(trial: Trial, config: RewardConfig) -> Reward:

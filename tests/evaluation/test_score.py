@@ -86,6 +86,11 @@ def test_assertions_and_reward_are_of_graded_trials_only():
     assert score.stops["completed"] == 2
 
 
+def test_a_reward_by_assertion_lists_is_absent_where_curation_has_not_measured_them():
+    assert aggregate(suite(True), RewardConfig(credit="fail_to_pass")).mean_reward is None
+    assert aggregate(suite(True)).mean_reward == pytest.approx(2 / 20)
+
+
 def test_a_suite_without_a_verdict_has_no_rate_instead_of_zero():
     score = aggregate(suite(None, None))
     assert (score.resolved, score.stderr, score.mean_reward, score.turns_mean) == (None, None, None, None)
