@@ -31,6 +31,10 @@ from components.sampler.engine import Engine, Request, open_engine
 
 _ROOT = Path(__file__).parents[1]
 _CONTEXT = 1_024
+_SHAPE = {
+    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "num_experts", "num_experts_per_tok", "moe_intermediate_size", "vocab_size",
+}  # fmt: skip
 _SETTINGS = [(experts, cache) for experts in ("eager", "grouped_mm") for cache in ("dynamic", "static")]
 
 
@@ -170,7 +174,7 @@ def _write_model(folder: Path) -> Any:
     logging.disable_progress_bar()
     shape = load(_ROOT / "configs/miniature.yaml").model
     config = Qwen3MoeConfig(
-        **shape.model_dump(exclude={"path", "architecture", "init_std", "rope_theta"}),
+        **shape.model_dump(include=_SHAPE),
         rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
         initializer_range=shape.init_std,
         norm_topk_prob=True,
