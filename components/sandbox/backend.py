@@ -288,7 +288,7 @@ class ZygoteBackend:
                 process.kill()
                 await asyncio.to_thread(process.wait)
         shutil.rmtree(self._state_dir / "boxes" / self.lease, ignore_errors=True)
-        if self._hierarchies is None or not any(map(os.path.exists, self._hierarchies.groups(self.lease))):
+        if await asyncio.to_thread(leases.remove_groups, self.lease):  # a killed zygote leaves them
             (self._state_dir / "leases" / f"{self.lease}.json").unlink(missing_ok=True)
 
 

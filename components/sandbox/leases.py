@@ -81,7 +81,7 @@ def sweep(folder: Path, boxes: Path) -> list[str]:
             continue
         if not is_orphan(owner, observer):
             continue
-        if _remove_groups(path.stem):
+        if remove_groups(path.stem):
             shutil.rmtree(boxes / path.stem, ignore_errors=True)
             path.unlink(missing_ok=True)
             swept.append(path.stem)
@@ -90,7 +90,7 @@ def sweep(folder: Path, boxes: Path) -> list[str]:
     return swept
 
 
-def _remove_groups(lease: str) -> bool:
+def remove_groups(lease: str) -> bool:
     """End what still runs in the groups of a lease and remove them. False when they stay busy."""
     hierarchies = cgroups.find() if os.geteuid() == 0 else None
     if hierarchies is None:

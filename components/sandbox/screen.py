@@ -26,7 +26,7 @@ SEQUENCE = re.compile(
 )
 UNFINISHED = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*\x1b?|[PX^_][^\x1b]*\x1b?|[ -/]*)?\Z")
 ALTERNATE = re.compile(r"\x1b\[\?(?:1049|1047|47)([hl])")
-ADDRESSING = re.compile(r"\x1b\[\d*(?:;\d*)?[Hf]|\x1b\[\d+d|\x1b\[[1-9]\d*A")
+ADDRESSING = re.compile(r"\x1b\[\d*(?:;\d*)?[Hf]|\x1b\[\d*[Ad]|\x1bM")
 CLEAR = re.compile(rb"\x1b\[[23]J|\x1bc|\x1b\[\?(?:1049|1047|47)[hl]")
 UNPRINTABLE = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f]")
 
@@ -125,8 +125,11 @@ def recent(data: bytes) -> bytes:
 
 def render(data: bytes, rows: int, columns: int) -> str:
     """The screen after a raw tail, without blank lines at its end."""
+    text = recent(data[-TAIL_BYTES:]).decode(errors="replace")
+    if not addresses_cursor(text):
+        text = "\n".join(text.split("\n")[-rows:])  # no earlier line can show
     display = TolerantScreen(columns, rows)
-    pyte.Stream(display).feed(recent(data[-TAIL_BYTES:]).decode(errors="replace"))
+    pyte.Stream(display).feed(text)
     lines = [line.rstrip() for line in display.display]
     while lines and not lines[-1]:
         lines.pop()

@@ -14,6 +14,7 @@ import pytest_asyncio
 from components.sandbox import Sandbox, SandboxSpec, ZygoteBackend
 
 NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="namespace/root needs root")
 SMALL = SandboxSpec(memory_mb=128, disk_mb=16, pids=64)
 
 

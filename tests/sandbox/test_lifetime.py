@@ -19,7 +19,7 @@ from components.errors import ConfigError, FaultCause, InfraFault, ServiceError
 from components.sandbox import SandboxSpec, ZygoteBackend, backend, leases, open_backend
 from components.sandbox.zygote import cgroups
 from tests.conformance.sandbox_suite import sh
-from tests.sandbox.conftest import SMALL
+from tests.sandbox.conftest import SMALL, needs_root
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 REPOSITORY = Path(__file__).parents[2]
@@ -80,7 +80,7 @@ def start_manager(isolation: str, state_dir: Path, mark: str) -> tuple[subproces
     return manager, lease, int(zygote)
 
 
-@pytest.mark.parametrize("isolation", ["namespace/root", "process"])
+@pytest.mark.parametrize("isolation", [pytest.param("namespace/root", marks=needs_root), "process"])
 async def test_a_killed_manager_leaves_nothing(isolation: str, tmp_path: Path) -> None:
     mark = f"86{os.getpid()}.{len(isolation)}"
     manager, lease, zygote = start_manager(isolation, tmp_path, mark)
@@ -95,6 +95,7 @@ async def test_a_killed_manager_leaves_nothing(isolation: str, tmp_path: Path) -
     assert not list((tmp_path / "leases").iterdir()) + list((tmp_path / "boxes").iterdir())
 
 
+@needs_root
 async def test_a_manager_killed_with_its_zygote_is_swept_by_the_next(tmp_path: Path) -> None:
     mark = f"87{os.getpid()}.5"
     manager, lease, zygote = start_manager("namespace/root", tmp_path, mark)
@@ -125,6 +126,7 @@ async def test_a_sweep_spares_what_lives_and_what_it_cannot_judge(tmp_path: Path
     assert sorted(path.name for path in (tmp_path / "boxes").iterdir()) == ["elsewhere", "living"]
 
 
+@needs_root
 async def test_the_lease_is_on_disk_before_the_first_box(tmp_path: Path) -> None:
     opened = await ZygoteBackend.open("namespace/root", tmp_path)
     (lease,) = (tmp_path / "leases").iterdir()
@@ -134,6 +136,7 @@ async def test_the_lease_is_on_disk_before_the_first_box(tmp_path: Path) -> None
     assert not list((tmp_path / "leases").iterdir())
 
 
+@needs_root
 async def test_the_zygote_s_death_is_a_fault_for_everyone_and_ends_every_box(tmp_path: Path) -> None:
     opened = await ZygoteBackend.open("namespace/root", tmp_path)
     box = await opened.start(SMALL)
@@ -153,6 +156,8 @@ async def test_the_zygote_s_death_is_a_fault_for_everyone_and_ends_every_box(tmp
         await terminal.send("ls\n")
     await box.stop()
     await opened.close()
+    assert not groups_of(opened.lease)
+    assert not list((tmp_path / "leases").iterdir())
 
 
 async def test_a_box_that_dies_is_a_fault_and_leaves_the_others(root_backend: ZygoteBackend) -> None:
@@ -205,6 +210,7 @@ async def test_no_isolation_must_be_asked_for_by_name(tmp_path: Path) -> None:
         await open_backend(SandboxConfig(backend="process"), tmp_path)
 
 
+@needs_root
 async def test_a_kernel_without_idmapped_mounts_gets_a_system_nobody_owns(tmp_path: Path) -> None:
     opened = await ZygoteBackend.open("namespace/root", tmp_path, idmap=False)
     box = await opened.start(SandboxSpec(memory_mb=128, disk_mb=8))
