@@ -79,10 +79,9 @@ def checksum(routing_RLK: NDArray[Any]) -> int:
     return zlib.crc32(_compact(routing_RLK).data, zlib.crc32(shape))
 
 
-def bytes_per_token(routing_RLK: NDArray[Any]) -> int:
-    """Bytes that a row takes once encoded."""
-    _, layers, topk = routing_RLK.shape
-    return int(layers * topk * _compact(routing_RLK).itemsize)
+def bytes_per_token(layers: int, topk: int, num_experts: int) -> int:
+    """Bytes that a row takes: one an expert up to 256 experts, two above."""
+    return layers * topk * (1 if num_experts <= BYTE_EXPERTS else 2)
 
 
 def sequence_first(routing_BSLK: NDArray[Any]) -> NDArray[Any]:

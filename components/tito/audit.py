@@ -22,6 +22,7 @@ class DriftReport:
     Attributes:
         drift: share of loss positions that are not what was sampled (Eq 11); NaN when there are none.
         reencoded_context: share of loss positions whose stream up to their turn is not, id for id, the prompt it saw.
+        reencoded_tokens: the number of these positions.
         positions: loss positions by class: `aligned` (sampled here), `retokenized` (a turn's text in other ids),
             `placeholder` (anything else, among them sampled ids with other log-probs or weights).
         missing_turns: turns with an answer that no stream trains on.
@@ -31,10 +32,16 @@ class DriftReport:
 
     drift: float
     reencoded_context: float
+    reencoded_tokens: int
     positions: Mapping[str, int]
     missing_turns: int
     repeated_turns: int
     placeholder_rows: int
+
+    @property
+    def loss_tokens(self) -> int:
+        """Loss positions of all streams: what shares of several trials are weighted by."""
+        return sum(self.positions.values())
 
     @property
     def clean(self) -> bool:
@@ -71,6 +78,7 @@ def audit(turns: Sequence[Turn], samples: Sequence[Sample], tokenizer: Tokenizer
     return DriftReport(
         drift=drifted / total if total else float("nan"),
         reencoded_context=reencoded / total if total else float("nan"),
+        reencoded_tokens=reencoded,
         positions=positions,
         missing_turns=ledger.unclaimed,
         repeated_turns=ledger.repeated,

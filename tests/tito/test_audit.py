@@ -70,6 +70,7 @@ def test_tokens_conditioned_on_a_re_encoding_are_counted_though_they_are_not_dri
     report = audit(turns, stitch(turns, Letters()), Letters())
     assert report.clean
     assert report.reencoded_context == pytest.approx(4 / 9)
+    assert (report.reencoded_tokens, report.loss_tokens) == (4, 9)
 
 
 def test_without_loss_positions_there_is_no_drift_to_measure():
