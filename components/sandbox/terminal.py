@@ -72,6 +72,7 @@ class PtyTerminal:
         self._half_line = False
         self._shell_group: int | None = None
         self._last_activity = 0.0
+        self._idle_since: float | None = None
         self._wake: asyncio.Future[None] | None = None
         self._fault: InfraFault | None = None
         self._open = True
@@ -208,8 +209,20 @@ class PtyTerminal:
             return False
         if self._unanswered == 0 and not self._half_line:
             return True
-        quiet = self._loop.time() - self._last_activity >= QUIET_S
-        return quiet and self._input_waiting() == 0 and os.tcgetpgrp(self._master) == self._shell_group
+        return self._idle_for(QUIET_S)
+
+    def _idle_for(self, seconds: float) -> bool:
+        """Whether the shell has had nothing to read and nothing in front of it, in silence, for so long.
+
+        Seen over an interval because the tty's state is fresh where its output may still be on its way to us.
+        """
+        if self._input_waiting() > 0 or os.tcgetpgrp(self._master) != self._shell_group:
+            self._idle_since = None
+            return False
+        now = self._loop.time()
+        if self._idle_since is None or self._last_activity >= self._idle_since:
+            self._idle_since = now
+        return now - self._idle_since >= seconds
 
     def _input_waiting(self) -> int:
         waiting = fcntl.ioctl(self._slave, termios.FIONREAD, bytes(4))
