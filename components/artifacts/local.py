@@ -210,6 +210,7 @@ def _copy(source: Path, target: Path) -> manifests.FileDigest:
     target.parent.mkdir(parents=True, exist_ok=True)
     with source.open("rb") as stream, target.open("xb") as sink:
         digest = manifests.digest_of(stream, sink)
+        os.fchmod(sink.fileno(), 0o755 if digest.executable else 0o644)
         sink.flush()
         os.fsync(sink.fileno())
     return digest

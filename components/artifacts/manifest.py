@@ -17,10 +17,11 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """Size and content digest of one file."""
+    """Size and content digest of one file, and whether it is a program: the bit that a task's digest covers too."""
 
     size: int
     sha256: str
+    executable: bool
 
 
 Manifest = dict[str, FileDigest]
@@ -36,25 +37,25 @@ def files_below(folder: Path) -> list[str]:
 
 
 def digest_of(stream: BinaryIO, sink: BinaryIO | None = None) -> FileDigest:
-    """Reads `stream` to its end, copying it into `sink` when one is given."""
+    """Reads the file `stream` to its end, copying it into `sink` when one is given."""
     sha, size = hashlib.sha256(), 0
     while block := stream.read(_BLOCK):
         sha.update(block)
         size += len(block)
         if sink is not None:
             sink.write(block)
-    return FileDigest(size, sha.hexdigest())
+    return FileDigest(size, sha.hexdigest(), bool(os.fstat(stream.fileno()).st_mode & 0o100))
 
 
 def dump(manifest: Manifest) -> bytes:
     """The canonical bytes of a manifest."""
-    rows = {path: [item.size, item.sha256] for path, item in sorted(manifest.items())}
+    rows = {path: [item.size, item.sha256, item.executable] for path, item in sorted(manifest.items())}
     return json.dumps(rows, separators=(",", ":")).encode()
 
 
 def parse(data: bytes) -> Manifest:
     """The inverse of `dump`."""
-    return {path: FileDigest(size, sha) for path, (size, sha) in json.loads(data).items()}
+    return {path: FileDigest(*row) for path, row in json.loads(data).items()}
 
 
 def difference(manifest: Manifest, folder: Path) -> str | None:

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from components.config import CampaignConfig, HabitConfig, SupervisedConfig, validate
-from components.demonstrations import Demonstration, Tokenizer, collect
+from components.demonstrations import BpeTokenizer, Demonstration, collect
 from components.jobs.checkpoints import publish_checkpoint
 from components.jobs.job import Job, log
 from components.learning import Supervised
@@ -146,7 +146,7 @@ async def _collect_async(
             backend,
             habits=habits,
             seed=seed,
-            tokenizer=Tokenizer.load(tokenizer_from),
+            tokenizer=BpeTokenizer.load(tokenizer_from),
             harness=config.harness,
             sandbox=config.sandbox,
         )

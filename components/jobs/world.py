@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.config import CampaignConfig
-from components.demonstrations import Tokenizer
+from components.demonstrations import BpeTokenizer
 from components.harness import SamplerPolicy, chat_for, run_trial
 from components.pool import Task
 from components.records import Sampling, Trial
@@ -24,7 +24,7 @@ class World:
     config: CampaignConfig
     backend: SandboxBackend
     sampler: Sampler
-    tokenizer: Tokenizer
+    tokenizer: BpeTokenizer
 
     async def run(self, attempt: Attempt[Task], sampling: Sampling, *, capture: bool) -> Trial:
         """Runs one trial to its verdict or its fault. `capture` records the experts of every position."""
@@ -49,7 +49,7 @@ class World:
 @asynccontextmanager
 async def open_world(config: CampaignConfig, checkpoint: Path, sampler_url: str, state: Path) -> AsyncIterator[World]:
     """Sandboxes, and a connection to the sampler at `sampler_url`, which serves `checkpoint`."""
-    tokenizer = Tokenizer.load(checkpoint)
+    tokenizer = BpeTokenizer.load(checkpoint)
     sampler = client(config, checkpoint, sampler_url)
     try:
         backend = await open_backend(config.sandbox, state)

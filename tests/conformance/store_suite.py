@@ -55,6 +55,15 @@ class StoreSuite:
         assert store.exists("m/model")
         assert store.list("m") == ["m/model"]
 
+    def test_a_program_comes_back_executable_and_a_file_does_not(self, store: ArtifactStore, tmp_path: Path) -> None:
+        source = make_folder(tmp_path / "in", {"run.sh": b"#!/bin/sh", "data": b"1"})
+        (source / "run.sh").chmod(0o755)
+        store.put_tree("m", source)
+        assert [path.stat().st_mode & 0o111 for path in (store.tree("m") / "run.sh", store.tree("m") / "data")] == [
+            0o111,
+            0,
+        ]
+
     def test_a_folder_is_replaced_whole(self, store: ArtifactStore, tmp_path: Path) -> None:
         store.put_tree("m", make_folder(tmp_path / "1", {"a": b"1", "b": b"1"}))
         store.put_tree("m", make_folder(tmp_path / "2", {"a": b"2"}))
