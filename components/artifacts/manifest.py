@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from components.errors import StoreError
+
 _BLOCK = 1 << 20
 
 
@@ -54,8 +56,15 @@ def dump(manifest: Manifest) -> bytes:
 
 
 def parse(data: bytes) -> Manifest:
-    """The inverse of `dump`."""
-    return {path: FileDigest(*row) for path, row in json.loads(data).items()}
+    """The inverse of `dump`.
+
+    Raises:
+        StoreError: these are not the bytes of a manifest of this version.
+    """
+    try:
+        return {path: FileDigest(*row) for path, row in json.loads(data).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise StoreError("the manifest of a stored folder was written by another version, or is damaged") from error
 
 
 def difference(manifest: Manifest, folder: Path) -> str | None:
