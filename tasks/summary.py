@@ -111,5 +111,6 @@ def _text(value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, float):
+        # Shares and gaps are below one and need the digits; turns and minutes do not.
         return f"{value:.4f}" if abs(value) < 1 else f"{value:.2f}"
     return str(value)

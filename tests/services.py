@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -34,7 +35,8 @@ def site(**changes: object) -> Site:
 def stack() -> Stack:
     """The session's stack."""
     made = Stack(site(), lambda line: None)
-    atexit.register(made.down)
+    atexit.register(shutil.rmtree, home(), ignore_errors=True)
+    atexit.register(made.down)  # Runs first.
     return made
 
 

@@ -154,7 +154,7 @@ def test_a_log_stream_that_drops_is_taken_up_again_without_doubles(cluster, spec
 
     monkeypatch.setattr(cluster._client, "tail_job_logs", dropping)
     lines: list[str] = []
-    threading.Timer(6.0, Path(job.inputs["release"]).touch).start()
+    threading.Timer(4.0, Path(job.inputs["release"]).touch).start()
     cluster.follow(job, submission.id, lambda line: lines.append(line.text), lambda: None)
     assert [lines.count(text) for text in ("INFO hello", "WARNING beware", "  of this", "INFO done")] == [1, 1, 1, 1]
 

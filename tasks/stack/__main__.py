@@ -36,11 +36,17 @@ def _up(stack: Stack) -> Record:
     from tasks.stack.provision import provision
 
     print("starting the stack (half a minute; longer the first time)", file=sys.stderr, flush=True)
+    found = stack.running()
     stack.up(SERVICES, pin=True)
-    values = settings.environment(Site.current())
-    settings.apply(values)
-    provision(values)
-    return stack.up((*SERVICES, "worker"), pin=True)
+    try:
+        values = settings.environment(Site.current())
+        settings.apply(values)
+        provision(values)
+        return stack.up((*SERVICES, "worker"), pin=True)
+    except BaseException:
+        if not found:
+            stack.down()
+        raise
 
 
 def _links(record: Record) -> str:

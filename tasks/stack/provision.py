@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from prefect.automations import Automation, EventTrigger, Posture
+from prefect.automations import AutomationCore, EventTrigger, Posture
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import StateType
@@ -24,21 +24,27 @@ RESUMABLE = "resumable"
 """Flow runs with this tag are brought back after a crash."""
 MAX_RUNS = 5
 """A flow run that crashed this often stays crashed, for a person to look at."""
+_SETTLED_S = 20
+_TAKEN_UP = ("AwaitingRetry", "Scheduled", "Pending", "Submitting", "Running", "Cancelled", "Completed")
 _FLOW_RUN = {"prefect.resource.id": "prefect.flow-run.*"}
 _IS_RESUMABLE = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{RESUMABLE}"}
 _SIGNS_OF_LIFE = ("heartbeat", "Completed", "Failed", "Cancelled", "Crashed", "Suspended", "Paused", "AwaitingRetry")
 
 
-def automations() -> list[Automation]:
+def automations() -> list[AutomationCore]:
     """The automations that bring a crashed campaign back without a person."""
     attempts = [str(count) for count in range(1, MAX_RUNS)]
+    # A crash is reported twice, by the runner and some ten seconds later by the worker. Were the first report acted on,
+    # the second would crash the run that was just resumed: act when nothing has happened for a while.
     resume = EventTrigger(
-        posture=Posture.Reactive,
+        posture=Posture.Proactive,
         match={**_FLOW_RUN, "prefect.run-count": attempts},
         match_related=_IS_RESUMABLE,
-        expect={"prefect.flow-run.Crashed"},
+        after={"prefect.flow-run.Crashed"},
+        expect={f"prefect.flow-run.{name}" for name in _TAKEN_UP},
         for_each={"prefect.resource.id"},
         threshold=1,
+        within=_SETTLED_S,
     )
     zombie = EventTrigger(
         posture=Posture.Proactive,
@@ -51,7 +57,7 @@ def automations() -> list[Automation]:
         within=2 * HEARTBEAT_S + 10,
     )
     return [
-        Automation(
+        AutomationCore(
             name="resume-crashed",
             description=f"A crashed resumable flow run is scheduled again, until it has been started {MAX_RUNS} times",
             trigger=resume,
@@ -59,7 +65,7 @@ def automations() -> list[Automation]:
                 ChangeFlowRunState(state=StateType.SCHEDULED, name="AwaitingRetry", message="resumed after a crash")
             ],
         ),
-        Automation(
+        AutomationCore(
             name="zombie-detector",
             description="A resumable flow run whose heartbeat stopped is marked as crashed",
             trigger=zombie,
@@ -86,7 +92,7 @@ def provision(environment: Mapping[str, str]) -> None:
         raise ServiceError(f"prefect deploy --all failed:\n{done.stdout}\n{done.stderr}")
 
 
-def _install(automation: Automation) -> None:
+def _install(automation: AutomationCore) -> None:
     """Replaces the automation of the same name."""
     with get_client(sync_client=True) as client:
         for before in client.read_automations_by_name(automation.name):

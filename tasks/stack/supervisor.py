@@ -87,6 +87,11 @@ class Stack:
                 raise
             return record
 
+    def running(self) -> list[str]:
+        """Names of the services that run."""
+        record = self._read()
+        return [name for name in record.services if record.alive(name)]
+
     def down(self) -> list[str]:
         """Stops everything on record; gives the names of the services that were running."""
         with self._lock():

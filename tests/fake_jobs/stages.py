@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -15,12 +16,20 @@ from components.artifacts import ArtifactStore, open_store
 
 
 def run(stage: Callable[[ArtifactStore, dict[str, Any]], dict[str, Any]]) -> None:
-    """Runs a fake stage; `<store>/../trace` gets a line when it begins and one when it ends."""
+    """Runs a fake stage; `<store>/../trace` gets a line when it begins and when it ends; `hold` there holds it."""
     spec = json.loads(Path(sys.argv[1]).read_text())
     store = open_store(spec["store"])
     name = f"{spec['stage']}-{spec['index']}"
     _note(store, f"begin {name} {os.getpid()}")
     print(f"INFO {name} begins", flush=True)
+
+    def stop(signum: int, frame: object) -> None:
+        _note(store, f"stopped {name} {os.getpid()}")
+        sys.exit(143)
+
+    signal.signal(signal.SIGTERM, stop)
+    while (Path(store.url).parent / "hold").exists():
+        time.sleep(0.1)
     result = stage(store, spec)
     _note(store, f"end {name} {os.getpid()}")
     store.put_json(spec["result"], {**result, "seconds": 0.5})

@@ -1,0 +1,141 @@
+"""A whole campaign on real services, with fake stages: killed in every way, and finished all the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from components.artifacts import LocalStore
+from components.tracking import Tracker
+from tests import services
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+ROOT = Path(__file__).parents[2]
+
+
+class Campaign:
+    """`python -m flows.campaign` in a process of its own, with a store of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = LocalStore(folder / "store")
+        self.tracking = f"sqlite:///{folder}/mlflow.db"
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, *overrides: str, name: str = "campaign") -> subprocess.Popen[str]:
+        record = services.stack().up(["prefect", "ray"], pin=True)
+        environment = {
+            **os.environ,
+            "LONGSHELL_HOME": str(services.home()),
+            "LONGSHELL_STORE": self.store.url,
+            "LONGSHELL_JOBS_PACKAGE": "tests.fake_jobs",
+            "MLFLOW_TRACKING_URI": self.tracking,
+        }
+        assert record.pinned
+        command = [sys.executable, "-m", f"flows.{name}", "rl.leg_steps=2", *overrides]
+        with (self.folder / "stderr").open("a") as errors:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+        self._started.append(process)
+        return process
+
+    def run(self, *overrides: str) -> tuple[int, str]:
+        process = self.start(*overrides)
+        output = process.communicate()[0]
+        return process.returncode, output
+
+    def errors(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+    def trace(self) -> list[str]:
+        path = self.folder / "trace"
+        return [line.rpartition(" ")[0] for line in path.read_text().splitlines()] if path.exists() else []
+
+    def job_pid(self, line: str) -> int:
+        lines = (self.folder / "trace").read_text().splitlines()
+        return int([each for each in lines if each.startswith(line)][-1].split()[-1])
+
+    def committed(self, step: int) -> bool:
+        return any(f"/rl/steps/{step:06d}/record.json" in key for key in self.store.list("campaigns"))
+
+    def close(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+@pytest.fixture
+def campaign(tmp_path: Path) -> Iterator[Campaign]:
+    made = Campaign(tmp_path)
+    yield made
+    made.close()
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 120.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def test_a_campaign_survives_the_death_of_its_job_and_of_its_flow_and_logs_no_step_twice(campaign: Campaign) -> None:
+    (campaign.folder / "slow").touch()
+    first = campaign.start("rl.legs=1", "rl.leg_steps=4")
+    eventually(lambda: campaign.committed(0))
+    os.kill(campaign.job_pid("begin rl-1"), signal.SIGKILL)
+    eventually(lambda: campaign.trace().count("begin rl-1") == 2)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+
+    code, output = campaign.run("rl.legs=1", "rl.leg_steps=4")
+    assert code == 0, campaign.errors()
+    trace = campaign.trace()
+    assert trace.count("begin rl-1") == 2, "the second flow attached to the running job"
+    assert [trace.count(f"begin {stage}-0") for stage in ("curate", "base", "sft")] == [1, 1, 1]
+
+    *_, last = output.strip().splitlines()
+    results = json.loads(last)
+    assert results["base"] == {"pass_rate": 0.1, "stderr": 0.02, "n": 256}
+    assert results["rl"]["pass_rate"] == pytest.approx(0.3)
+    assert (results["seed"], results["engine_gap"], results["drift"]) == (1, 0.01, 0.0)
+    assert (results["launched"], results["cancelled"]) == (70, 6)
+    assert campaign.store.get_json("campaigns/miniature-s1/results.json") == results
+    table = {line.split()[0]: line.split()[1:] for line in output.splitlines() if line.strip()}
+    assert table["leg-1"] == ["0.3000", "0.0200", "0.3000", "4.00", "0.0100", "6/70", "0.01"]
+
+    tracker = Tracker(campaign.tracking)
+    parent = tracker.campaign("miniature-s1", {}, {})
+    run = tracker.stage(parent, "rl", {})
+    history = tracker.client.get_metric_history(run.run_id, "rollout/reward_mean")
+    assert sorted(item.step for item in history) == [0, 1, 2, 3]
+    scores = tracker.client.get_metric_history(parent.run_id, "eval/miniature/resolved")
+    assert [(item.step, round(item.value, 2)) for item in scores] == [(0, 0.1), (1, 0.2), (2, 0.3)]
+    assert {item.path for item in tracker.client.list_artifacts(parent.run_id, "figures")} == {"figures/gap.png"}
+
+    again = campaign.run("rl.legs=1", "rl.leg_steps=4")
+    assert (again[0], again[1]) == (0, output)
+    assert campaign.trace() == trace
+    code, output = campaign.run("rl.legs=1", "rl.leg_steps=5")
+    assert (code, output) == (2, "")
+    assert "choose another name" in campaign.errors().splitlines()[-2]
+
+
+def test_an_interrupt_stops_the_jobs_of_the_run(campaign: Campaign) -> None:
+    (campaign.folder / "hold").touch()
+    process = campaign.start(name="curate")
+    eventually(lambda: "begin curate-0" in campaign.trace())
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    eventually(lambda: "stopped curate-0" in campaign.trace(), within_s=10)
+    assert "run the same again to continue" in campaign.errors()

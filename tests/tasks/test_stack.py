@@ -1,0 +1,174 @@
+"""The supervisor starts what is missing, and stops exactly what it started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from components.errors import ConfigError, ServiceError
+from tasks.site import Site
+from tasks.stack import ports, services, supervisor
+from tasks.stack.process import Identity
+from tasks.stack.services import Service, answers
+from tasks.stack.supervisor import Stack
+
+SERVER = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]))"
+WITH_CHILD = "import subprocess, sys; subprocess.Popen(['sleep', '600'], start_new_session=True);" + SERVER
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path / "home", str(tmp_path / "store"), "sqlite:///x", "tests.fake_jobs")
+
+
+@pytest.fixture
+def stack(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
+    def builder(name: str, script: str) -> Callable[[Site], Service]:
+        def build(site: Site) -> Service:
+            port = ports.any_free()
+            url = f"http://127.0.0.1:{port}"
+            return Service(name, (sys.executable, "-c", script, str(port)), url, lambda: answers(url), deadline_s=15)
+
+        return build
+
+    builders = {
+        "one": builder("one", SERVER),
+        "family": builder("family", WITH_CHILD),
+        "broken": builder("broken", "raise SystemExit('no such table')"),
+    }
+    monkeypatch.setattr(supervisor, "BUILDERS", builders)
+    made = Stack(site, lambda line: None)
+    yield made
+    made.down()
+
+
+def runs(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_up_starts_what_is_missing_and_down_stops_exactly_that(stack: Stack) -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", SERVER, str(ports.any_free())], stderr=subprocess.DEVNULL)
+    try:
+        first = stack.up(["one"], pin=True)
+        both = stack.up(["one", "family"], pin=True)
+        assert both.services["one"] == first.services["one"]
+        assert all(answers(row["url"]) for row in both.services.values())
+        child = psutil.Process(both.services["family"]["pid"]).children()[0].pid
+        assert sorted(stack.down()) == ["family", "one"]
+        assert not any(runs(pid) for pid in (child, *(row["pid"] for row in both.services.values())))
+        assert bystander.poll() is None
+        assert stack.down() == []
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_children_of_a_service_that_was_killed_are_found_by_their_mark(stack: Stack) -> None:
+    pid = stack.up(["family"], pin=True).services["family"]["pid"]
+    child = psutil.Process(pid).children()[0].pid
+    os.kill(pid, signal.SIGKILL)
+    stack.down()
+    assert not runs(child)
+
+
+def test_a_reused_pid_is_not_taken_for_the_service(stack: Stack, site: Site) -> None:
+    stack.up(["one"], pin=True)
+    record = json.loads(site.stack_file.read_text())
+    pid = record["services"]["one"]["pid"]
+    bystander = subprocess.Popen(["sleep", "60"])
+    record["services"]["one"]["pid"] = bystander.pid
+    record["mark"] = "another"
+    site.stack_file.write_text(json.dumps(record))
+    try:
+        assert stack.running() == []
+        stack.down()
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_service_that_was_killed_is_started_again_and_the_others_stay(stack: Stack) -> None:
+    before = stack.up(["one", "family"], pin=True)
+    os.kill(before.services["one"]["pid"], signal.SIGKILL)
+    while runs(before.services["one"]["pid"]):
+        time.sleep(0.01)
+    after = stack.up(["one", "family"], pin=True)
+    assert after.services["family"] == before.services["family"]
+    assert after.services["one"]["pid"] != before.services["one"]["pid"]
+
+
+def test_a_start_that_fails_shows_the_log_and_leaves_nothing(stack: Stack, site: Site) -> None:
+    with pytest.raises(ServiceError, match=r"(?s)broken ended while starting.*no such table"):
+        stack.up(["one", "broken"], pin=True)
+    assert stack.running() == []
+    assert not site.stack_file.exists()
+    assert not [process for process in psutil.Process().children() if SERVER in process.cmdline()]
+
+
+def test_the_last_user_of_a_session_stops_the_stack_and_dead_users_do_not_count(stack: Stack, site: Site) -> None:
+    dead = subprocess.Popen(["true"])
+    gone = Identity.of(dead.pid)
+    dead.wait()
+    (site.stack_file.parent / "users" / f"{gone.pid}.json").write_text(json.dumps({"pid": gone.pid, "started": 1.0}))
+    other = subprocess.Popen(["sleep", "60"])
+    lease = site.stack_file.parent / "users" / f"{other.pid}.json"
+    lease.write_text(json.dumps({"pid": other.pid, "started": Identity.of(other.pid).started}))
+    with stack.session(["one"]):
+        assert stack.running() == ["one"]
+    assert stack.running() == ["one"], "another process still uses it"
+    other.kill()
+    other.wait()
+    with stack.session(["one"]):
+        pass
+    assert stack.running() == []
+
+
+def test_a_session_leaves_a_pinned_stack_running(stack: Stack) -> None:
+    stack.up(["one"], pin=True)
+    with stack.session(["one"]):
+        pass
+    assert stack.running() == ["one"]
+
+
+def test_an_occupied_port_that_was_asked_for_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        site = Site.current({"LONGSHELL_HOME": str(tmp_path), "LONGSHELL_RAY_PORT": str(port)})
+        with pytest.raises(ConfigError, match=f"LONGSHELL_RAY_PORT: port {port} is occupied"):
+            Stack(site, lambda line: None).up(["prefect", "ray"], pin=True)
+    assert not site.stack_file.exists()
+
+
+def test_a_state_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"state directory .*file/home.*\n.*set LONGSHELL_HOME"):
+        Stack(Site.current({"LONGSHELL_HOME": str(tmp_path / "file/home")}), lambda line: None)
+
+
+def test_rays_directory_is_short_enough_for_sockets_wherever_the_state_is() -> None:
+    assert services.ray_directory(Path("/srv/var")) == Path("/srv/var/ray")
+    deep = Path("/a/very/long/way/down/to/where/the/state/of/this/installation/is/kept")
+    assert len(str(services.ray_directory(deep))) <= 40
+    assert services.ray_directory(deep) != services.ray_directory(deep / "x")
+
+
+def test_a_user_who_waits_for_the_lock_finds_the_services_of_the_first(stack: Stack, site: Site) -> None:
+    stack.up(["one"], pin=True)
+    started = time.monotonic()
+    again = Stack(site, lambda line: None).up(["one"], pin=False)
+    assert again.services == stack.up(["one"], pin=True).services
+    assert time.monotonic() - started < 1.0

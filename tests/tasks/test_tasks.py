@@ -1,0 +1,119 @@
+"""The parts of flow tasks that need no service: what is retried, what is mirrored, what a name stands for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.states import exception_to_failed_state
+from prefect.utilities.asyncutils import run_coro_as_sync
+
+from components.artifacts import LocalStore
+from components.cluster import REPOSITORY
+from components.config import CampaignConfig, load
+from components.errors import ConfigError, JobFailed, ServiceError, StoreError
+from components.tracking import Run, Tracker
+from tasks import campaign, mirror, summary
+from tasks.drive import is_retriable
+from tasks.mirror import Mirror, Steps
+from tasks.site import Site
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+def miniature(*overrides: str) -> CampaignConfig:
+    return load(REPOSITORY / "configs" / "miniature.yaml", overrides)
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (JobFailed("j", "FAILED with exit code -9", ""), True),
+        (JobFailed("j", "LOST", ""), True),
+        (JobFailed("j", "FAILED with exit code 2", "", retriable=False), False),
+        (ServiceError("Ray does not answer"), True),
+        (StoreError("the disk is full"), True),
+        (ConfigError(["x"]), False),
+        (KeyError("a bug"), False),
+    ],
+)
+def test_only_what_may_go_better_next_time_is_tried_again(error: Exception, again: bool) -> None:
+    state = run_coro_as_sync(exception_to_failed_state(error))
+    assert is_retriable(None, None, state) is again
+
+
+def test_one_name_stands_for_one_configuration(store: LocalStore) -> None:
+    started = campaign.claim(miniature(), store)
+    assert campaign.claim(miniature(), store) == started
+    with pytest.raises(ConfigError, match=r"(?s)choose another name.*rl\.legs: was 3, is 4"):
+        campaign.claim(miniature("rl.legs=4"), store)
+    campaign.claim(miniature("rl.legs=4", "name=other"), store)
+    campaign.claim(miniature("seed=2"), store)
+
+
+def test_a_model_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no folder /no/such"):
+        campaign.check_model(miniature("model.path=/no/such", "base=null"))
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        campaign.check_model(miniature(f"model.path={tmp_path}", "base=null"))
+
+
+def test_the_site_is_what_the_environment_says(tmp_path: Path) -> None:
+    site = Site.current({"LONGSHELL_HOME": str(tmp_path), "LONGSHELL_PREFECT_PORT": "4321", "LONGSHELL_RAY_JOBS": "r"})
+    assert site.store_url == str(tmp_path / "store")
+    assert site.ports == {"prefect": 4321}
+    assert site.service("ray") == "r"
+    assert site.service("prefect") is None
+    with pytest.raises(ConfigError, match="LONGSHELL_RAY_PORT: 'x' is not a port number"):
+        Site.current({"LONGSHELL_RAY_PORT": "x"})
+    with pytest.raises(ServiceError, match="no Ray cluster"):
+        Site.current({"LONGSHELL_HOME": str(tmp_path)}).cluster(site.store())
+
+
+@pytest.fixture
+def watched(tmp_path: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> tuple[Tracker, Run, list[Any]]:
+    tracker = Tracker(f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "artifacts")
+    shown: list[Any] = []
+    monkeypatch.setattr(mirror.tracking, "tracker", lambda: tracker)
+    monkeypatch.setattr(mirror, "create_progress_artifact", lambda *a, **k: shown.append((*a, k["description"])))
+    monkeypatch.setattr(mirror, "update_progress_artifact", lambda _, *a, **k: shown.append((*a, k["description"])))
+    return tracker, tracker.campaign("mirrored", {}, {}), shown
+
+
+def commit(store: LocalStore, step: int) -> None:
+    metrics = {"rollout/reward_mean": 0.5 + step, "critic/explained_variance": None}
+    record = {"step": step, "timestamp_ms": 1_000 * step, "metrics": metrics}
+    store.put_json(f"c/rl/steps/{step:06d}/record.json", record)
+
+
+def test_committed_steps_of_a_leg_are_mirrored_once_and_progress_is_told(store: LocalStore, watched) -> None:
+    tracker, run, shown = watched
+    steps = Steps("c/rl/steps", first=2, count=2, title="m-s1 rl 2")
+    store.put_bytes("c/rl/steps/000002/state", b"")
+    following = Mirror(store, steps, run)
+    following.poll()
+    assert shown == []
+    for step in (1, 2):  # Step 1 is of the leg before.
+        commit(store, step)
+    following.poll()
+    following.poll()
+    commit(store, 3)
+    following.poll()
+    Mirror(store, steps, run).poll()  # A retried task begins anew.
+    history = tracker.client.get_metric_history(run.run_id, "rollout/reward_mean")
+    assert [(item.step, item.timestamp, item.value) for item in history] == [(2, 2_000, 2.5), (3, 3_000, 3.5)]
+    assert [percent for percent, _ in shown] == [50.0, 100.0, 100.0]
+    assert shown[0][1].startswith("m-s1 rl 2: step 1 of 2, reward 2.5, about ")
+    assert shown[1][1] == "m-s1 rl 2: step 2 of 2, reward 3.5"
+
+
+def test_the_table_is_aligned_and_shows_what_was_not_measured_as_a_dash() -> None:
+    row = dict.fromkeys(summary.COLUMNS)
+    text = summary.render([{**row, "stage": "base", "pass rate": 0.25, "turns": 4.0}])
+    header, rule, line = text.splitlines()
+    assert len(header) == len(rule) == len(line)
+    assert line.split() == ["base", "0.2500", "–", "–", "4.00", "–", "–", "–"]
