@@ -65,6 +65,13 @@ class CampaignConfig(Section):
             problems.append(f"evaluation asks for more trials than pool.heldout_tasks ({self.pool.heldout_tasks})")
         if self.rollout.batch > self.pool.train_tasks:
             problems.append(f"rollout.batch {self.rollout.batch} exceeds pool.train_tasks {self.pool.train_tasks}")
+        wall, context = self.harness.max_context_tokens, self.sampler.context_tokens
+        if self.sampler.engine == "embedded" and wall > context:
+            problems.append(f"harness.max_context_tokens {wall} exceeds sampler.context_tokens {context}")
+        if wall > self.model.max_position_embeddings:
+            problems.append(f"harness.max_context_tokens {wall} exceeds model.max_position_embeddings")
+        if wall > self.trainer.micro_batch_tokens:
+            problems.append(f"trainer.micro_batch_tokens cannot hold a trajectory of {wall} tokens")
         if problems:
             raise ValueError("; ".join(problems))
         return self

@@ -22,7 +22,7 @@ from components.harness.loop import AgentLoop, Clock
 from components.pool import GeneratedTask
 from components.pool.directory import ENVIRONMENT, VERIFIER_TIMEOUT_S, WORKDIR, verifier_script
 from components.records import Sample, Sampling, VerifierReport
-from components.reward import read_report
+from components.reward import parse_report
 from components.sandbox import Sandbox, SandboxBackend, SandboxSpec, Terminal
 from components.tito import Tokenizer, stitch
 
@@ -147,4 +147,4 @@ async def _grade(task: GeneratedTask, box: Sandbox) -> VerifierReport:
         env={"LONGSHELL_NONCE": nonce},
         stdin=verifier_script(task).encode(),
     )
-    return read_report(result.output.decode("utf-8", "replace"), "assertions.jsonl", nonce=nonce)
+    return parse_report(result.output.decode("utf-8", "replace"), "assertions.jsonl", nonce=nonce)

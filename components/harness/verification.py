@@ -18,7 +18,7 @@ from components.errors import FaultCause, InfraFault
 from components.harness.cleanup import uninterrupted
 from components.harness.environment import TrialTask
 from components.records import VerifierReport
-from components.reward import read_report
+from components.reward import parse_report
 from components.sandbox import ExecResult, Sandbox
 
 NONCE_VARIABLE = "LONGSHELL_NONCE"
@@ -89,7 +89,7 @@ async def _read_verdict(view: Sandbox, result: ExecResult, nonce: str, timeout_s
     text = result.output.decode("utf-8", "replace")
     said = f"{text}\n{(result.stderr or b'').decode('utf-8', 'replace')}"
     if nonce in text:
-        report = read_report(text, "assertions.jsonl", nonce=nonce)
+        report = parse_report(text, "assertions.jsonl", nonce=nonce)
         if report.outcome is not None:
             return report
         cause = report.parse_cause or "the report has no verdict"
@@ -116,7 +116,7 @@ async def _read_files(view: Sandbox) -> VerifierReport | None:
     ctrf = await _get(view, f"{LOGS}/ctrf.json")
     if ctrf is None:
         return VerifierReport({}, outcome, source)
-    report = read_report(ctrf.decode("utf-8", "replace"), "ctrf")
+    report = parse_report(ctrf.decode("utf-8", "replace"), "ctrf")
     return VerifierReport(report.assertions, outcome, f"{source}+ctrf", report.parse_cause)
 
 

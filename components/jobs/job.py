@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ from components.errors import DriftError, LongshellError
 EXIT_REFUSED = 2
 """The stage refused its input; trying again cannot help."""
 EXIT_STOPPED = 143
+NOISY = ("megatron",)
+"""Libraries whose notices (the absence of CUDA extensions, bucket layouts) say nothing to the reader of a job's log."""
 
 log = logging.getLogger("longshell")
 
@@ -72,6 +75,9 @@ def main(stage: Callable[[Job], Mapping[str, Any]]) -> None:
     Exits 0 with the result written; `EXIT_REFUSED` when the stage refused its configuration or data; 1 otherwise.
     """
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(levelname)s %(message)s", force=True)
+    for library in NOISY:
+        logging.getLogger(library).setLevel(logging.WARNING)
+        warnings.filterwarnings("ignore", category=UserWarning, module=library)
     signal.signal(signal.SIGTERM, _stop)
     try:
         document = json.loads(Path(sys.argv[1]).read_text())

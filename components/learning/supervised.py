@@ -46,18 +46,15 @@ class Supervised:
         return max(self.config.final_lr_share, 1.0 - (progress - constant) / (1.0 - constant))
 
     def _epoch(self, epoch: int) -> list[list[Sample]]:
-        """All samples once: similar lengths share a batch, so that little is padding; batches in random order."""
-        rng = random.Random(f"{self.seed}/{epoch}")
-        order = sorted(range(len(self.samples)), key=lambda i: len(self.samples[i].tokens) + rng.random() * 30)
-        batches: list[list[Sample]] = []
-        batch: list[Sample] = []
-        for index in order:
-            sample = self.samples[index]
-            if batch and len(sample.tokens) * (len(batch) + 1) > self.config.batch_tokens:
-                batches.append(batch)
-                batch = []
-            batch.append(sample)
-        if batch:
-            batches.append(batch)
-        rng.shuffle(batches)
+        """All samples once, in a seeded order, cut where the next one would exceed `batch_tokens`."""
+        order = list(range(len(self.samples)))
+        random.Random(f"{self.seed}/{epoch}").shuffle(order)
+        batches: list[list[Sample]] = [[]]
+        tokens = 0
+        for sample in map(self.samples.__getitem__, order):
+            if batches[-1] and tokens + len(sample.tokens) > self.config.batch_tokens:
+                batches.append([])
+                tokens = 0
+            batches[-1].append(sample)
+            tokens += len(sample.tokens)
         return batches
