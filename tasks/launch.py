@@ -68,11 +68,10 @@ def _run(flow: Flow[..., Any], config: CampaignConfig, site: Site) -> int:
         interrupts = _Interrupts()
         try:
             flow.with_options(on_running=[interrupts.arm])(config)
-        except (KeyboardInterrupt, SystemExit):
-            print("interrupted: the Ray jobs of this run are stopped; run the same again to continue", file=sys.stderr)
-            interrupts.join()
-            return EXIT_INTERRUPTED
-        except LongshellError as error:
+        except (KeyboardInterrupt, SystemExit, LongshellError) as error:
+            if interrupts.join():  # Whatever the flow made of it: its jobs were stopped.
+                print("interrupted; the Ray jobs of this run are stopped, the same command continues", file=sys.stderr)
+                return EXIT_INTERRUPTED
             print(f"\n{type(error).__name__}: {error}", file=sys.stderr)
             return EXIT_FAILED
         finally:
@@ -94,10 +93,12 @@ class _Interrupts:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
 
-    def join(self) -> None:
-        """Waits until the jobs have ended."""
-        if self._stopping is not None:
-            self._stopping.join(timeout=60.0)
+    def join(self) -> bool:
+        """Whether there was an interrupt; waits until the jobs have ended."""
+        if self._stopping is None:
+            return False
+        self._stopping.join(timeout=60.0)
+        return True
 
     def _interrupt(self, signum: int, frame: FrameType | None) -> None:
         if self._stopping is None and self._flow_run is not None:

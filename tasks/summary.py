@@ -18,7 +18,17 @@ from tasks.campaign import campaign_name, claim
 from tasks.results import Checkpoint, Diagnosis, Score
 from tasks.site import Site
 
-COLUMNS = ("stage", "pass rate", "± error", "assertions", "turns", "engine gap", "cancelled", "minutes")
+COLUMNS = {
+    "stage": "{}",
+    "pass rate": "{:.1%}",
+    "± error": "{:.1%}",
+    "assertions": "{:.1%}",
+    "turns": "{:.2f}",
+    "engine gap": "{:.2e}",
+    "cancelled": "{}",
+    "minutes": "{:.1f}",
+}
+"""Columns of the table, with how the terminal shows them."""
 
 
 @task(name="summarize")
@@ -64,7 +74,7 @@ def finished(config: CampaignConfig, store: ArtifactStore) -> tuple[dict[str, An
 
 def render(rows: Sequence[Mapping[str, Any]]) -> str:
     """The table as aligned text."""
-    cells = [list(COLUMNS), *([_text(row[column]) for column in COLUMNS] for row in rows)]
+    cells = [list(COLUMNS), *([_text(row[name], form) for name, form in COLUMNS.items()] for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(COLUMNS))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
@@ -107,10 +117,5 @@ def _worst(records: Mapping[int, Mapping[str, float | None]], name: str) -> floa
     return max(_measured(records, name), default=None)
 
 
-def _text(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        # Shares and gaps are below one and need the digits; turns and minutes do not.
-        return f"{value:.4f}" if abs(value) < 1 else f"{value:.2f}"
-    return str(value)
+def _text(value: Any, form: str) -> str:
+    return "–" if value is None else form.format(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +30,8 @@ class Campaign:
         self.store = LocalStore(folder / "store")
         self.tracking = f"sqlite:///{folder}/mlflow.db"
         self._started: list[subprocess.Popen[str]] = []
+        self._config = folder / "config.yaml"
+        shutil.copy(ROOT / "configs" / "miniature.yaml", self._config)
 
     def start(self, *overrides: str, name: str = "campaign") -> subprocess.Popen[str]:
         record = services.stack().up(["prefect", "ray"], pin=True)
@@ -40,7 +43,7 @@ class Campaign:
             "MLFLOW_TRACKING_URI": self.tracking,
         }
         assert record.pinned
-        command = [sys.executable, "-m", f"flows.{name}", "rl.leg_steps=2", *overrides]
+        command = [sys.executable, "-m", f"flows.{name}", f"--config={self._config}", *overrides]
         with (self.folder / "stderr").open("a") as errors:
             process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
@@ -112,7 +115,7 @@ def test_a_campaign_survives_the_death_of_its_job_and_of_its_flow_and_logs_no_st
     assert (results["launched"], results["cancelled"]) == (70, 6)
     assert campaign.store.get_json("campaigns/miniature-s1/results.json") == results
     table = {line.split()[0]: line.split()[1:] for line in output.splitlines() if line.strip()}
-    assert table["leg-1"] == ["0.3000", "0.0200", "0.3000", "4.00", "0.0100", "6/70", "0.01"]
+    assert table["leg-1"] == ["30.0%", "2.0%", "30.0%", "4.00", "1.00e-02", "6/70", "0.0"]
 
     tracker = Tracker(campaign.tracking)
     parent = tracker.campaign("miniature-s1", {}, {})
@@ -138,4 +141,4 @@ def test_an_interrupt_stops_the_jobs_of_the_run(campaign: Campaign) -> None:
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
     eventually(lambda: "stopped curate-0" in campaign.trace(), within_s=10)
-    assert "run the same again to continue" in campaign.errors()
+    assert "the same command continues" in campaign.errors()

@@ -116,4 +116,4 @@ def test_the_table_is_aligned_and_shows_what_was_not_measured_as_a_dash() -> Non
     text = summary.render([{**row, "stage": "base", "pass rate": 0.25, "turns": 4.0}])
     header, rule, line = text.splitlines()
     assert len(header) == len(rule) == len(line)
-    assert line.split() == ["base", "0.2500", "–", "–", "4.00", "–", "–", "–"]
+    assert line.split() == ["base", "25.0%", "–", "–", "4.00", "–", "–", "–"]
