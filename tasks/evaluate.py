@@ -12,6 +12,7 @@ from tasks import tracking
 from tasks.campaign import campaign_name
 from tasks.drive import STAGE, Driven, drive
 from tasks.results import Checkpoint, Pool, Score
+from tasks.trajectories import log_trajectories
 
 NIGHTLY_INDEX = 1_000
 """Evaluations outside the campaign's own sequence are numbered from here."""
@@ -36,6 +37,8 @@ def _record(config: CampaignConfig, driven: Driven, score: Score, index: int) ->
     tracking.tracker().log_step(run, index, result["metrics"], time.time_ns() // 1_000_000)
     if index < NIGHTLY_INDEX and score.pass_rate is not None:
         tracking.registry(campaign_name(config)).evaluated(result["checkpoint"], score.pass_rate)
+    if trials := result.get("trials"):
+        log_trajectories(driven.store, driven.run, trials, result["checkpoint"], index)
     columns = ("n", "pass_rate", "stderr", "mean_reward", "assertions_passed", "turns_mean", "infra_rate")
     rows = [{"tasks": "all", **{column: result.get(column) for column in columns}}]
     rows += [{"tasks": name, "pass_rate": value} for name, value in sorted(result.get("by_category", {}).items())]

@@ -23,7 +23,8 @@ _SHOWN = {
     "rollout/turns_mean": "turns",
     "rollout/cancelled": "cancelled",
     "gap/engine_token_mean": "engine gap",
-    "loss": "loss",
+    "base/loss": "loss",
+    "sft/loss": "loss",
 }
 
 
@@ -34,8 +35,10 @@ class Steps:
     prefix: str
     """Store prefix, `campaigns/<campaign>/<stage>/steps`."""
     first: int
+    end: int | None
+    """The first step that is not the job's; None when all are."""
     count: int | None
-    """How many there will be; None when the job alone knows."""
+    """How many steps the job makes; it need not record each. None when the job alone knows."""
     title: str
 
     def number(self, key: str) -> int | None:
@@ -44,7 +47,7 @@ class Steps:
         if parts[-1] != "record.json" or not parts[-2].isdecimal():
             return None
         step = int(parts[-2])
-        inside = step >= self.first and (self.count is None or step < self.first + self.count)
+        inside = step >= self.first and (self.end is None or step < self.end)
         return step if inside else None
 
 
@@ -69,12 +72,16 @@ class Mirror:
             tracking.tracker().log_step(self._run, step, record["metrics"], record["timestamp_ms"])
             self._seen.add(step)
         if self._before is None:
-            self._before = len(self._seen)
+            self._before = self._done()
         if fresh and self._steps.count:
             self._show(record["metrics"], self._steps.count)
 
+    def _done(self) -> int:
+        """Steps behind the job."""
+        return max(self._seen, default=self._steps.first - 1) + 1 - self._steps.first
+
     def _show(self, metrics: Mapping[str, float | None], count: int) -> None:
-        percent = 100.0 * len(self._seen) / count
+        percent = min(100.0, 100.0 * self._done() / count)
         text = self._sentence(metrics, count)
         if self._artifact is None:
             key = self._steps.title.lower().replace(" ", "-")
@@ -83,7 +90,7 @@ class Mirror:
             update_progress_artifact(self._artifact, percent, description=text)
 
     def _sentence(self, metrics: Mapping[str, float | None], count: int) -> str:
-        done = len(self._seen)
+        done = self._done()
         figures = [f"{word} {metrics[name]:.4g}" for name, word in _SHOWN.items() if metrics.get(name) is not None]
         parts = [f"{self._steps.title}: step {done} of {count}", *figures]
         if (since := done - (self._before or 0)) and done < count:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from prefect import task
 
-from components.config import CampaignConfig
+from components.config import CampaignConfig, SupervisedConfig
 from tasks import tracking
 from tasks.campaign import campaign_name, check_model
 from tasks.drive import STAGE, Driven, drive
@@ -19,13 +20,20 @@ def base_model(config: CampaignConfig, pool: Pool) -> Checkpoint:
     """The model that the campaign starts from: the one at `model.path`, or one trained from demonstrations."""
     if config.model.path is not None:
         return _imported(config, config.model.path)
-    return _checkpoint(config, drive(config, "base", 0, {"pool": pool.key}), "base")
+    assert config.base is not None
+    return _checkpoint(config, drive(config, "base", 0, {"pool": pool.key}, _steps(config.base)), "base")
 
 
 @task(name="sft", **STAGE)
 def sft(config: CampaignConfig, pool: Pool, base: Checkpoint) -> Checkpoint:
     """The base model after supervised fine-tuning."""
-    return _checkpoint(config, drive(config, "sft", 0, {"pool": pool.key, "checkpoint": base.key}), "sft")
+    inputs = {"pool": pool.key, "checkpoint": base.key}
+    return _checkpoint(config, drive(config, "sft", 0, inputs, _steps(config.sft)), "sft")
+
+
+def _steps(config: SupervisedConfig) -> int:
+    """About how many steps the stage makes; packing decides the exact number."""
+    return math.ceil(config.tokens / config.batch_tokens)
 
 
 def _checkpoint(config: CampaignConfig, driven: Driven, label: str) -> Checkpoint:

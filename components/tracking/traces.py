@@ -1,11 +1,11 @@
-"""Trajectories as MLflow traces, one span a turn, with the times at which things happened.
+"""Trajectories as MLflow traces, one span a turn, after the fact.
 
 A trajectory is logged once: the trial id is a tag of its trace. At scale only a sample of trajectories is logged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,25 +15,24 @@ from mlflow.entities import SpanType
 from components.tracking.tracker import Run, Tracker
 
 _TRIAL = "longshell.trial_id"
-_NS = 1_000_000
 
 
 @dataclass(frozen=True)
 class TurnView:
-    """What a person wants to see of one turn."""
+    """What a person wants to see of one turn. Where times were not recorded, the trace has the time of its logging."""
 
     screen: str
     keystrokes: str
     prompt_tokens: int
     sampled_tokens: int
-    logprob_mean: float
-    started_ms: int
-    ended_ms: int
+    logprob_mean: float | None
+    started_ms: int | None = None
+    ended_ms: int | None = None
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What a person wants to see of one trial. `from_json` reads what the rollout job commits."""
+    """What a person wants to see of one trial."""
 
     trial_id: str
     task_id: str
@@ -43,11 +42,6 @@ class Trajectory:
     passed: int
     total: int
     turns: Sequence[TurnView]
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Trajectory:
-        """Reads one entry of a step's `trajectories.json`."""
-        return cls(**{**document, "turns": [TurnView(**turn) for turn in document["turns"]]})
 
 
 def log_trajectory(tracker: Tracker, run: Run, trajectory: Trajectory, step: int) -> bool:
@@ -61,7 +55,7 @@ def log_trajectory(tracker: Tracker, run: Run, trajectory: Trajectory, step: int
         tags={_TRIAL: trajectory.trial_id, "longshell.step": str(step), "longshell.stop": trajectory.stop},
         metadata={"mlflow.sourceRun": run.run_id},
         experiment_id=run.experiment_id,
-        start_time_ns=trajectory.turns[0].started_ms * _NS,
+        start_time_ns=_ns(trajectory.turns[0].started_ms),
     )
     for number, turn in enumerate(trajectory.turns):
         span = mlflow.start_span_no_context(
@@ -69,19 +63,24 @@ def log_trajectory(tracker: Tracker, run: Run, trajectory: Trajectory, step: int
             span_type=SpanType.LLM,
             parent_span=root,
             inputs={"screen": turn.screen},
-            attributes={
-                "tokens.prompt": turn.prompt_tokens,
-                "tokens.sampled": turn.sampled_tokens,
-                "logprob.mean": turn.logprob_mean,
-            },
-            start_time_ns=turn.started_ms * _NS,
+            attributes=_figures(turn),
+            start_time_ns=_ns(turn.started_ms),
         )
         span.set_outputs({"keystrokes": turn.keystrokes})
-        span.end(end_time_ns=turn.ended_ms * _NS)
+        span.end(end_time_ns=_ns(turn.ended_ms))
     root.set_outputs({"reward": trajectory.reward, "passed": trajectory.passed, "total": trajectory.total})
-    root.end(end_time_ns=trajectory.turns[-1].ended_ms * _NS)
+    root.end(end_time_ns=_ns(trajectory.turns[-1].ended_ms))
     mlflow.flush_trace_async_logging()
     return True
+
+
+def _figures(turn: TurnView) -> dict[str, Any]:
+    figures = {"tokens.prompt": turn.prompt_tokens, "tokens.sampled": turn.sampled_tokens}
+    return figures if turn.logprob_mean is None else {**figures, "logprob.mean": turn.logprob_mean}
+
+
+def _ns(time_ms: int | None) -> int | None:
+    return None if time_ms is None else time_ms * 1_000_000
 
 
 def _is_logged(tracker: Tracker, run: Run, trial_id: str) -> bool:

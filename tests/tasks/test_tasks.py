@@ -5,19 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from prefect.states import exception_to_failed_state
 from prefect.utilities.asyncutils import run_coro_as_sync
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from components.artifacts import LocalStore
 from components.cluster import REPOSITORY
 from components.config import CampaignConfig, load
-from components.errors import ConfigError, JobFailed, ServiceError, StoreError
+from components.errors import ConfigError, JobFailed, ServiceError, StopReason, StoreError
+from components.records import Reward, TaskRef, Trial, Turn, VerifierReport
+from components.rollout import Ledger, Outcome, save_batch
 from components.tracking import Run, Tracker
 from tasks import campaign, mirror, summary
 from tasks.drive import is_retriable
 from tasks.mirror import Mirror, Steps
 from tasks.site import Site
+from tasks.trajectories import log_trajectories
 
 
 @pytest.fixture
@@ -75,7 +81,7 @@ def test_the_site_is_what_the_environment_says(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def watched(tmp_path: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> tuple[Tracker, Run, list[Any]]:
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tracker, Run, list[Any]]:
     tracker = Tracker(f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "artifacts")
     shown: list[Any] = []
     monkeypatch.setattr(mirror.tracking, "tracker", lambda: tracker)
@@ -92,7 +98,7 @@ def commit(store: LocalStore, step: int) -> None:
 
 def test_committed_steps_of_a_leg_are_mirrored_once_and_progress_is_told(store: LocalStore, watched) -> None:
     tracker, run, shown = watched
-    steps = Steps("c/rl/steps", first=2, count=2, title="m-s1 rl 2")
+    steps = Steps("c/rl/steps", first=2, end=4, count=2, title="m-s1 rl 2")
     store.put_bytes("c/rl/steps/000002/state", b"")
     following = Mirror(store, steps, run)
     following.poll()
@@ -117,3 +123,30 @@ def test_the_table_is_aligned_and_shows_what_was_not_measured_as_a_dash() -> Non
     header, rule, line = text.splitlines()
     assert len(header) == len(rule) == len(line)
     assert line.split() == ["base", "25.0%", "–", "–", "4.00", "–", "–", "–"]
+
+
+def test_some_stored_trials_become_traces_failures_first_each_once(store: LocalStore, watched, tmp_path: Path) -> None:
+    tracker, run, _ = watched
+    vocabulary = {"<unk>": 0, "$": 1, "ls": 2, "ok": 3}
+    Tokenizer(WordLevel(vocabulary, unk_token="<unk>")).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "tokenizer.json").rename(tmp_path / "model" / "tokenizer.json")
+    store.put_tree("model", tmp_path / "model")
+    trials, rewards, ledger = [], [], Ledger(0)
+    for number in range(8):
+        task = TaskRef("pool", f"task-{number}", "d", "files")
+        one = Turn(np.int32([1]), np.int32([2]), np.float32([-0.5]), None, 0, "stop")
+        two = Turn(np.int32([1, 2, 3, 1]), np.int32([2]), np.float32([-0.5]), None, 0, "stop")
+        report = VerifierReport({}, number >= 3, "assertions.jsonl")
+        trials.append(Trial(f"trial-{number}", task, [one, two], StopReason.COMPLETED, report, None))
+        rewards.append(Reward(0.1, 1, 2, number >= 3))
+        ledger.launch(f"trial-{number}", task, 1, retry=False)
+        ledger.end(f"trial-{number}", Outcome.ADMITTED)
+    save_batch(tmp_path / "trials", trials, [], rewards, ledger)
+    store.put_tree("trials", tmp_path / "trials")
+    assert log_trajectories(store, run, "trials", "model", 1) == 5
+    assert log_trajectories(store, run, "trials", "model", 1) == 0
+    traces = tracker.client.search_traces(locations=[run.experiment_id])
+    assert {trace.info.tags["longshell.trial_id"] for trace in traces} == {f"trial-{n}" for n in range(5)}
+    last = traces[0].data.spans[2]
+    assert (last.inputs["screen"], last.outputs["keystrokes"]) == ("ok $", "ls")
