@@ -69,7 +69,12 @@ def client(config: CampaignConfig, checkpoint: Path, sampler_url: str) -> SGLang
 
 @contextmanager
 def open_sampler(config: CampaignConfig, checkpoint: Path, *, seed: int, routing: bool, log: Path) -> Iterator[str]:
-    """The URL of a sampler that serves `checkpoint`: an embedded one for the time of the context, or a given one."""
+    """The URL of a sampler that serves `checkpoint`: an embedded one for the time of the context, or a given one.
+
+    Raises:
+        CheckpointError: `checkpoint` is no model folder; nothing was started.
+    """
+    ModelGeometry.read(checkpoint)
     if config.sampler.engine == "sglang":
         yield config.sampler.urls[0]
         return

@@ -1,0 +1,79 @@
+"""A campaign of a few tasks, run stage by stage through the real jobs on a real Ray head."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.artifacts import LocalStore
+from components.cluster import Cluster, JobSpec
+from components.config import CampaignConfig, load
+from tests import services
+
+MINIATURE = Path(__file__).parents[2] / "configs" / "miniature.yaml"
+SMALL = (
+    "pool.train_tasks=10",
+    "pool.heldout_tasks=6",
+    "pool.max_subtasks=2",
+    "base.tokens=120000",
+    "base.demonstrations.trajectories=120",
+    "sft.tokens=20000",
+    "sft.demonstrations.trajectories=20",
+    "rl.legs=1",
+    "rl.leg_steps=4",
+    "rollout.batch=4",
+    "rollout.oversample=0.25",
+    "ppo.critic_only_steps=1",
+    "evaluation.trials=6",
+    "evaluation.leg_trials=4",
+    "harness.max_turns=3",
+    "sampler.slots=8",
+)
+
+
+class SmallCampaign:
+    """Runs stages one after another; results are kept for those that follow."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = f"jobs{os.getpid()}"
+        self.config: CampaignConfig = load(MINIATURE, [*SMALL, f"name={self.name}"])
+        self.store = LocalStore(folder / "store")
+        self.cluster = Cluster(services.ray(), self.store, token=services.token())
+        self.lines: list[str] = []
+
+    def spec(self, stage: str, index: int, inputs: Mapping[str, Any]) -> JobSpec:
+        return JobSpec(stage, self.name, index, self.config.model_dump(mode="json"), dict(inputs))
+
+    def run(
+        self, stage: str, inputs: Mapping[str, Any], index: int = 0, tick: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        spec = self.spec(stage, index, inputs)
+        submission = self.cluster.submit(spec, {})
+        return self.cluster.follow(spec, submission.id, lambda line: self.lines.append(line.text), tick)
+
+    def record(self, step: int) -> dict[str, Any]:
+        return dict(self.store.get_json(f"campaigns/{self.name}/rl/steps/{step:06d}/record.json"))
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> SmallCampaign:
+    return SmallCampaign(tmp_path_factory.mktemp("campaign"))
+
+
+@pytest.fixture(scope="module")
+def pool(campaign: SmallCampaign) -> dict[str, Any]:
+    return campaign.run("curate", {})
+
+
+@pytest.fixture(scope="module")
+def base(campaign: SmallCampaign, pool: dict[str, Any]) -> dict[str, Any]:
+    return campaign.run("base", {"pool": pool["pool"]})
+
+
+@pytest.fixture(scope="module")
+def sft(campaign: SmallCampaign, pool: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    return campaign.run("sft", {"pool": pool["pool"], "checkpoint": base["checkpoint"]})

@@ -1,0 +1,141 @@
+"""The stages, for real: sandboxes, trainer, sampler, Ray. Everything is small, so nothing here learns much."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from components.errors import JobFailed
+from components.pool import Pool
+from components.rollout import load_batch
+from tests.jobs.conftest import SmallCampaign
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_curation_admits_executed_tasks_with_what_they_measure(campaign: SmallCampaign, pool: dict[str, Any]) -> None:
+    assert (pool["train"], pool["heldout"], pool["rejected"]) == (10, 6, 0)
+    for ref in Pool(campaign.store.tree(pool["pool"]) / "train").refs:
+        assert ref.fail_to_pass
+        assert set(ref.fail_to_pass) | set(ref.pass_to_pass) == set(ref.assertion_ids)
+
+
+def test_the_base_model_is_trained_and_loads_in_transformers(campaign: SmallCampaign, base: dict[str, Any]) -> None:
+    folder = campaign.store.tree(base["checkpoint"])
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("1:write apple inside alpha\n$ ", return_tensors="pt").input_ids
+    with torch.no_grad():
+        assert model(ids).logits.isfinite().all()
+    assert base["metrics"]["base/loss"] < math.log(campaign.config.model.vocab_size) / 3
+    assert base["demonstrations"]["n"] == 120
+
+
+def test_sft_continues_from_the_base_model(sft: dict[str, Any], base: dict[str, Any]) -> None:
+    assert sft["checkpoint"] != base["checkpoint"]
+    assert sft["step"] > 0
+
+
+def _driver(campaign: SmallCampaign) -> psutil.Process | None:
+    """The Python process of the running leg."""
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        if "components.jobs.rl" in command and any(campaign.name in part for part in command):
+            return process
+    return None
+
+
+@pytest.fixture(scope="module")
+def leg(campaign: SmallCampaign, pool: dict[str, Any], sft: dict[str, Any]) -> dict[str, Any]:
+    """A leg whose driver was killed with SIGKILL once, after its second commit, and that was then run again."""
+    inputs = {"pool": pool["pool"], "checkpoint": sft["checkpoint"], "state": None, "first_step": 0}
+    before: dict[str, Any] = {}
+
+    def kill_after_two_commits() -> None:
+        if before or not campaign.store.exists(f"campaigns/{campaign.name}/rl/steps/000001/record.json"):
+            return
+        if (driver := _driver(campaign)) is not None:
+            before["children"] = driver.children(recursive=True)
+            os.kill(driver.pid, signal.SIGKILL)
+            driver.wait(10)
+            before["records"] = {step: campaign.record(step) for step in (0, 1)}
+            store = Path(campaign.store.url)
+            keys = campaign.store.list(f"campaigns/{campaign.name}/rl/batches")
+            before["batches"] = {key: (store / key).resolve().name for key in keys}
+
+    with pytest.raises(JobFailed) as killed:
+        campaign.run("rl", inputs, index=1, tick=kill_after_two_commits)
+    result = campaign.run("rl", inputs, index=1)
+    return {"result": result, "retriable": killed.value.retriable, **before}
+
+
+def test_a_killed_leg_leaves_no_process_behind(leg: dict[str, Any]) -> None:
+    assert leg["retriable"]
+    _, alive = psutil.wait_procs(leg["children"], timeout=10)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_a_killed_leg_continues_at_its_last_commit_and_learns_no_step_twice(
+    campaign: SmallCampaign, leg: dict[str, Any]
+) -> None:
+    assert {step: campaign.record(step) for step in (0, 1)} == leg["records"]
+    assert any("continuing at step" in line for line in campaign.lines)
+    assert leg["result"]["step"] == 4
+    assert [campaign.record(step)["step"] for step in range(4)] == [0, 1, 2, 3]
+
+
+def test_no_batch_of_a_committed_step_is_generated_again(campaign: SmallCampaign, leg: dict[str, Any]) -> None:
+    store = Path(campaign.store.url)
+    assert len(leg["batches"]) >= 3
+    assert {key: (store / key).resolve().name for key in leg["batches"]} == leg["batches"]
+
+
+def test_every_launched_trial_is_accounted_for_and_nothing_drifts(campaign: SmallCampaign, leg: dict[str, Any]) -> None:
+    for step in range(4):
+        metrics = campaign.record(step)["metrics"]
+        ended = metrics["rollout/admitted"] + metrics["rollout/cancelled"] + metrics["rollout/infra_faults"]
+        assert metrics["rollout/launched"] == ended
+        assert metrics["tito/drift"] == 0
+        assert metrics["tito/reencoded_context"] == 0
+        assert metrics["gap/engine_max"] < 1e-3
+        assert "critic/explained_variance" in metrics
+        assert ("ppo/loss" in metrics) == (step >= 1)
+
+
+def test_staleness_is_one_and_a_batch_has_one_version(campaign: SmallCampaign, leg: dict[str, Any]) -> None:
+    for step in range(4):
+        batch = load_batch(campaign.store.tree(f"campaigns/{campaign.name}/rl/batches/{step:06d}"))
+        assert {sample.weight_version for sample in batch.samples} == {max(step - 1, 0)}
+        assert len(batch.trials) == campaign.config.rollout.batch
+
+
+def test_the_legs_checkpoint_is_evaluated_and_diagnosed(
+    campaign: SmallCampaign, pool: dict[str, Any], leg: dict[str, Any]
+) -> None:
+    inputs = {"pool": pool["pool"], "checkpoint": leg["result"]["checkpoint"], "trials": 6, "label": "leg-1"}
+    score = campaign.run("evaluate", inputs, index=3)
+    assert score["n"] == 6
+    assert 0 <= score["pass_rate"] <= 1
+    assert len(load_batch(campaign.store.tree(score["trials"])).trials) == 6
+    report = campaign.run("diagnose", {"results": {"leg-1": score}})
+    text = campaign.store.get_bytes(report["report"]).decode()
+    assert "Verdict" in text
+    assert "leg-1" in text
+    assert all(campaign.store.get_bytes(key).startswith(b"\x89PNG") for key in report["figures"])
+
+
+def test_a_stage_whose_input_is_no_checkpoint_is_refused_and_not_retried(
+    campaign: SmallCampaign, pool: dict[str, Any]
+) -> None:
+    inputs = {"pool": pool["pool"], "checkpoint": pool["pool"], "trials": 2, "label": "wrong"}
+    with pytest.raises(JobFailed, match=r"tokenizer|config\.json") as caught:
+        campaign.run("evaluate", inputs, index=9)
+    assert not caught.value.retriable
