@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import sys
 import tempfile
 import urllib.error
@@ -46,14 +47,14 @@ def prefect(site: Site) -> Service:
 
 
 def worker(site: Site) -> Service:
-    """A process worker for every deployment; ready once the server lists it as online."""
-    url = site.service("prefect")
+    """A process worker for every deployment; ready once the server lists it."""
+    url, name = site.service("prefect"), f"longshell-{secrets.token_hex(3)}"  # A dead one is listed for a while.
     argv = (
         *(str(_bin / "prefect"), "worker", "start", "--pool", WORK_POOL, "--type", "process"),
-        *("--name", "longshell", "--install-policy", "never"),
+        *("--name", name, "--install-policy", "never"),
     )
     listing = f"{url}/work_pools/{WORK_POOL}/workers/filter"
-    return Service("worker", argv, "", lambda: b'"ONLINE"' in (fetch(listing, data=b"{}") or b""))
+    return Service("worker", argv, "", lambda: name.encode() in (fetch(listing, data=b"{}") or b""))
 
 
 def ray(site: Site) -> Service:
