@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from prefect.automations import AutomationCore, EventTrigger, Posture
 from prefect.client.orchestration import get_client
@@ -92,9 +93,17 @@ def provision(environment: Mapping[str, str]) -> None:
         raise ServiceError(f"prefect deploy --all failed:\n{done.stdout}\n{done.stderr}")
 
 
-def _install(automation: AutomationCore) -> None:
-    """Replaces the automation of the same name."""
+def _install(wanted: AutomationCore) -> None:
+    """Leaves an automation that is as wanted alone: a new one would not know of the heartbeats the old one has seen."""
     with get_client(sync_client=True) as client:
-        for before in client.read_automations_by_name(automation.name):
+        found = client.read_automations_by_name(wanted.name)
+        if len(found) == 1 and _content(found[0]) == _content(wanted):
+            return
+        for before in found:
             client.delete_automation(before.id)
-        client.create_automation(automation)
+        client.create_automation(wanted)
+
+
+def _content(automation: AutomationCore) -> dict[str, Any]:
+    """What an automation does, without what the server adds. Sets are compared as sets."""
+    return {name: getattr(automation, name) for name in ("description", "enabled", "trigger", "actions")}
