@@ -22,15 +22,29 @@ def claim(config: CampaignConfig, store: ArtifactStore) -> float:
     Raises:
         ConfigError: the name belongs to another configuration. Lists what differs.
     """
-    name = campaign_name(config)
-    key, document = f"campaigns/{name}/campaign.json", config.model_dump(mode="json")
-    if not store.exists(key):
-        store.put_json(key, {"config": document, "started_s": time.time()})
-    claimed = store.get_json(key)
-    if differences := _differences(claimed["config"], document):
+    check_claim(config, store)
+    if not store.exists(key := _key(config)):
+        store.put_json(key, {"config": config.model_dump(mode="json"), "started_s": time.time()})
+    return float(store.get_json(key)["started_s"])
+
+
+def check_claim(config: CampaignConfig, store: ArtifactStore) -> None:
+    """Refuses a configuration whose name belongs to another one; takes nothing.
+
+    Raises:
+        ConfigError: lists what differs.
+    """
+    if not store.exists(key := _key(config)):
+        return
+    differences = _differences(store.get_json(key)["config"], config.model_dump(mode="json"))
+    if differences:
+        name = campaign_name(config)
         advice = f"campaign {name} exists with another configuration; choose another name (name=…), or delete it"
         raise ConfigError([advice, *differences], "configuration")
-    return float(claimed["started_s"])
+
+
+def _key(config: CampaignConfig) -> str:
+    return f"campaigns/{campaign_name(config)}/campaign.json"
 
 
 def check_model(config: CampaignConfig) -> None:

@@ -22,7 +22,7 @@ from prefect.logging.handlers import APILogWorker
 
 from components.config import CampaignConfig, load
 from components.errors import LongshellError
-from tasks.campaign import check_model, claim
+from tasks.campaign import check_claim, check_model
 from tasks.drive import stop_followed
 from tasks.site import Site
 from tasks.stack import settings
@@ -46,7 +46,7 @@ def main(flow: Flow[..., Any], argv: Sequence[str] | None = None, *, reports: bo
         check_model(config)
         site = Site.current()
         store = site.store()
-        claim(config, store)
+        check_claim(config, store)
         if not (reports and finished(config, store)):
             code = _run(flow, config, site)
             if code:

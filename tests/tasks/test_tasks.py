@@ -53,6 +53,7 @@ def test_only_what_may_go_better_next_time_is_tried_again(error: Exception, agai
 
 
 def test_one_name_stands_for_one_configuration(store: LocalStore) -> None:
+    campaign.check_claim(miniature("rl.legs=9"), store)  # Looking takes nothing.
     started = campaign.claim(miniature(), store)
     assert campaign.claim(miniature(), store) == started
     with pytest.raises(ConfigError, match=r"(?s)choose another name.*rl\.legs: was 3, is 4"):
