@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from components.config.rollout import SandboxConfig
-from components.errors import ConfigError, FaultCause, InfraFault, ServiceError
+from components.errors import ConfigError, FaultCause, InfraFault
 from components.sandbox import leases
 from components.sandbox.box import Box, Life, furnish
 from components.sandbox.channel import Channel
@@ -348,4 +348,4 @@ async def open_backend(config: SandboxConfig, state_dir: Path) -> SandboxBackend
             log.warning("sandbox: NO ISOLATION. Commands of the model run as this user, with its files and network.")
         log.info("sandbox: %s%s", isolation, f" ({'; '.join(refusals)})" if refusals else "")
         return backend
-    raise ServiceError(f"no sandbox can be had here: {'; '.join(refusals)}. {ADVICE}")
+    raise ConfigError([f"no sandbox can be had on this machine: {'; '.join(refusals)}. {ADVICE}"], "sandbox")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from components.config.rollout import SandboxConfig
-from components.errors import ConfigError, FaultCause, InfraFault, ServiceError
+from components.errors import ConfigError, FaultCause, InfraFault
 from components.sandbox import SandboxSpec, ZygoteBackend, backend, leases, open_backend
 from components.sandbox.zygote import cgroups
 from tests.conformance.sandbox_suite import sh
@@ -196,7 +196,7 @@ async def test_auto_takes_the_strongest_and_falls_back_in_order(
         return await ZygoteBackend.open(isolation, state_dir)
 
     monkeypatch.setattr(backend, "_open_and_try", refuse)
-    with pytest.raises(ServiceError, match=r"no overlay.*Run as root"):
+    with pytest.raises(ConfigError, match=r"no overlay.*Run as root"):
         await open_backend(SandboxConfig(backend="namespace"), tmp_path)
     assert tried == ["namespace/root", "namespace/unprivileged"]
     opened = await open_backend(SandboxConfig(allow_unisolated=True), tmp_path)
