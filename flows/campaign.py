@@ -13,7 +13,7 @@ from tasks.diagnose import diagnose
 from tasks.drive import stop_jobs
 from tasks.evaluate import evaluate
 from tasks.find import claim
-from tasks.rl import rl_leg, warm_up_critic
+from tasks.rl import rl_leg
 from tasks.summary import summarize
 from tasks.supervised import base_model, sft
 
@@ -30,10 +30,9 @@ def campaign(config: CampaignConfig = MINIATURE) -> dict[str, Any]:
     tuned = sft(config, pool, base)
     evaluations.append(evaluate.submit(config, pool, tuned, trials, index=1))
 
-    critic = warm_up_critic(config, pool, tuned) if config.rl.warmup_steps else None
     checkpoints = [base, tuned]
     for leg in range(1, config.rl.legs + 1):
-        checkpoints.append(rl_leg(config, pool, checkpoints[-1], leg, critic))
+        checkpoints.append(rl_leg(config, pool, checkpoints[-1], leg))
         asked = trials if leg == config.rl.legs else leg_trials
         evaluations.append(evaluate.submit(config, pool, checkpoints[-1], asked, index=leg + 1))
 

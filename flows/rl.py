@@ -10,7 +10,7 @@ from tasks.defaults import MINIATURE
 from tasks.drive import stop_jobs
 from tasks.find import claim
 from tasks.results import Checkpoint
-from tasks.rl import rl_leg, warm_up_critic
+from tasks.rl import rl_leg
 from tasks.supervised import base_model, sft
 
 
@@ -20,9 +20,8 @@ def rl(config: CampaignConfig = MINIATURE) -> Checkpoint:
     claim(config)
     pool = curate(config)
     checkpoint = sft(config, pool, base_model(config, pool))
-    critic = warm_up_critic(config, pool, checkpoint) if config.rl.warmup_steps else None
     for leg in range(1, config.rl.legs + 1):
-        checkpoint = rl_leg(config, pool, checkpoint, leg, critic)
+        checkpoint = rl_leg(config, pool, checkpoint, leg)
     return checkpoint
 
 

@@ -18,8 +18,6 @@ class RlConfig(Section):
     legs: int = Field(3, ge=1)
     leg_steps: int = Field(10, ge=1)
     """Steps of one leg: one Prefect task, one Ray job, one checkpoint at its end, a commit after every step."""
-    warmup_steps: int = Field(0, ge=0)
-    """Steps of the critic warm-up stage, of which only the critic's weights are kept. 0 leaves the stage out."""
 
 
 class EvaluationConfig(Section):

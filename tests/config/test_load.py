@@ -31,7 +31,7 @@ def test_a_malformed_override_is_refused(override: str) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere.yaml"):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         load(tmp_path / "nowhere.yaml")
 
 

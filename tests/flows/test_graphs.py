@@ -36,8 +36,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list:
         "curate": lambda config: POOL,
         "base_model": lambda config, pool: Checkpoint("base", "base", 0),
         "sft": lambda config, pool, base: Checkpoint("sft", "sft", 0),
-        "warm_up_critic": lambda config, pool, start: "critic",
-        "rl_leg": lambda config, pool, before, leg, critic: Checkpoint(f"leg-{leg}", f"leg-{leg}", leg, state="s"),
+        "rl_leg": lambda config, pool, before, leg: Checkpoint(f"leg-{leg}", f"leg-{leg}", leg, state="s"),
         "evaluate": lambda config, pool, checkpoint, trials, index: f"score of {checkpoint.label}",
         "diagnose": lambda config, scores: "diagnosis",
         "summarize": lambda config, checkpoints, scores, diagnosis: {"scores": scores},
@@ -68,14 +67,10 @@ def test_base_sft_and_the_last_leg_get_the_full_evaluation(calls: list) -> None:
     assert [call[3] for call in calls if call[0] == "evaluate" and len(call) > 2] == [256, 256, 64, 64, 256]
 
 
-def test_a_leg_starts_from_the_leg_before_and_the_critic_is_warmed_up_when_asked(calls: list) -> None:
-    flows.campaign.campaign.fn(config("rl.legs=2", "rl.warmup_steps=4"))
+def test_a_leg_starts_from_the_leg_before(calls: list) -> None:
+    flows.campaign.campaign.fn(config("rl.legs=2"))
     legs = [call for call in calls if call[0] == "rl_leg"]
-    assert [(before.label, leg, critic) for _, _, before, leg, critic in legs] == [
-        ("sft", 1, "critic"),
-        ("leg-1", 2, "critic"),
-    ]
-    assert names(calls).index("warm_up_critic") < names(calls).index("rl_leg")
+    assert [(before.label, leg) for _, _, before, leg in legs] == [("sft", 1), ("leg-1", 2)]
 
 
 @pytest.mark.parametrize("found", [None, Checkpoint("leg-2", "leg-2", 20)])
