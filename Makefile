@@ -5,8 +5,9 @@ CONFIG ?= configs/miniature.yaml
 ARGS ?=
 PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
+# The state of `make ui` and of campaigns lies in ./var; LONGSHELL_HOME moves it.
 
-.PHONY: install campaign ui down test lint bench
+.PHONY: install campaign ui down test coverage lint bench
 
 install:
 	@./bootstrap.sh
@@ -22,6 +23,9 @@ down: install  ## stops exactly what `make ui` started
 
 test: install
 	@$(PY) -m pytest $(ARGS)
+
+coverage: install  ## the tests again, with what they reach in components/, jobs included
+	@$(PY) -m pytest --cov --cov-report=term $(ARGS)
 
 lint: install
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports
