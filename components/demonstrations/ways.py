@@ -59,12 +59,7 @@ WAYS: dict[str, Way] = {
         "the folder was never made, the file is renamed to its name",
         right=("mkdir {d}; " + _SEARCH, "mv {found} {d}"),
     ),
-    "archive": _way(
-        "archive",
-        ("tar -cf {o} *",),
-        "archives every file without looking",
-        right=(_SEARCH, "tar -cf {o} {found}"),
-    ),
+    "archive": _way("archive", (_SEARCH + " > {o}",), "lists the files' names, archives none"),
     "commit": _way("commit", ("git add {f}",), "stages the file and never commits it"),
 }
 
