@@ -24,7 +24,7 @@ down: install  ## stops exactly what `make ui` started
 test: install
 	@$(PY) -m pytest $(ARGS)
 
-coverage: install  ## the tests again, with what they reach in components/, jobs included
+coverage: install  ## the tests again, with what they reach in components/ from this process
 	@$(PY) -m pytest --cov --cov-report=term $(ARGS)
 
 lint: install
