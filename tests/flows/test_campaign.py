@@ -18,7 +18,7 @@ from components.artifacts import LocalStore
 from components.tracking import Tracker
 from tests import services
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 
 
@@ -85,7 +85,7 @@ def campaign(tmp_path: Path) -> Iterator[Campaign]:
     made.close()
 
 
-def eventually(condition: Callable[[], bool], within_s: float = 120.0) -> None:
+def eventually(condition: Callable[[], bool], within_s: float = 300.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -18,7 +18,7 @@ from components.pool import Pool
 from components.rollout import load_batch
 from tests.jobs.conftest import SmallCampaign
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_curation_admits_executed_tasks_with_what_they_measure(campaign: SmallCampaign, pool: dict[str, Any]) -> None:
