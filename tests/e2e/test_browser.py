@@ -1,0 +1,146 @@
+"""What a person does with `make ui`: fills in a form in a browser, runs every deployment from a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+import yaml
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import WebDriverWait
+
+from components.config import CampaignConfig, load
+from tasks.defaults import MINIATURE
+from tasks.stack import settings
+from tests import services
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+ROOT = Path(__file__).parents[2]
+CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
+needs_browser = pytest.mark.skipif(
+    not (CHROMIUM.exists() and DRIVER.exists()), reason=f"needs {CHROMIUM} and {DRIVER} (apt: chromium chromium-driver)"
+)
+WAIT_S = 60.0
+"""For a page of Prefect on a machine that is busy with everything else."""
+
+
+@pytest.fixture(scope="module")
+def environment() -> Mapping[str, str]:
+    """`make ui` on the session's stack, whose stages are fake; gives what a terminal beside it has exported."""
+    services.stack().up(["prefect", "ray"], pin=True)
+    site = services.site()
+    ours = {**os.environ, **settings.environment(site), "MLFLOW_TRACKING_URI": site.tracking_uri}
+    ours |= {f"LONGSHELL_{name.upper()}_PORT": str(port) for name, port in site.ports.items()}
+    command = [sys.executable, "-m", "tasks.stack", "up"]
+    done = subprocess.run(command, cwd=ROOT, env=ours, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert site.service("prefect").removesuffix("/api") in done.stdout
+    return ours
+
+
+@pytest.fixture(scope="module")
+def client(environment: Mapping[str, str]) -> Iterator[SyncPrefectClient]:
+    with SyncPrefectClient(api=environment["PREFECT_API_URL"]) as made:
+        yield made
+
+
+class Page:
+    """A browser in which elements are waited for, and named by what a person reads."""
+
+    def __init__(self, profile: Path) -> None:
+        options = webdriver.ChromeOptions()
+        options.binary_location = str(CHROMIUM)
+        for argument in (
+            *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+            *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+            *("--disable-dev-shm-usage", "--no-proxy-server", "--window-size=1600,1000", f"--user-data-dir={profile}"),
+        ):
+            options.add_argument(argument)
+        self.driver = webdriver.Chrome(options, webdriver.ChromeService(str(DRIVER)))
+        self._wait = WebDriverWait(self.driver, WAIT_S)
+
+    def find(self, xpath: str) -> WebElement:
+        def shown(driver: webdriver.Chrome) -> WebElement | None:
+            return next((item for item in driver.find_elements(By.XPATH, xpath) if item.is_displayed()), None)
+
+        return self._wait.until(shown, f"nothing like {xpath} on {self.driver.current_url}")
+
+    def change(self, field: str, before: str, after: str) -> None:
+        box = self.find(f"//label[normalize-space()='{field} (Optional)']/following::input[1]")
+        self._wait.until(lambda driver: box.get_attribute("value") == before, f"{field} is not {before}")
+        box.send_keys(Keys.CONTROL, "a")
+        box.send_keys(after)
+        assert box.get_attribute("value") == after
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    made = Page(tmp_path)
+    yield made
+    made.driver.quit()
+
+
+def await_completed(client: SyncPrefectClient, run: UUID) -> None:
+    while not (state := client.read_flow_run(run).state).is_final():
+        time.sleep(0.3)
+    assert state.is_completed(), f"{state}; the worker: {services.stack().log('worker').read_text()[-4000:]}"
+
+
+def run_deployment(name: str, environment: Mapping[str, str]) -> UUID:
+    command = [str(Path(sys.executable).parent / "prefect"), "deployment", "run", name]
+    done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return UUID(re.search(r"UUID: (\S+)", done.stdout)[1])
+
+
+@needs_browser
+def test_a_campaign_runs_as_the_form_in_the_browser_was_filled_in(
+    page: Page, client: SyncPrefectClient, environment: Mapping[str, str]
+) -> None:
+    page.driver.get(environment["PREFECT_API_URL"].removesuffix("/api") + "/deployments")
+    page.find("//a[normalize-space()='campaign'][contains(@href, '/deployments/deployment/')]").click()
+    page.find("//button[normalize-space()='Run']").click()
+    page.find("//*[normalize-space()='Custom run']").click()
+    page.change("Seed", str(MINIATURE.seed), "7")
+    page.change("Legs", str(MINIATURE.rl.legs), "1")
+    page.find("//button[normalize-space()='Submit']").click()
+    page.find("//*[contains(normalize-space(), 'scheduled to start')]")
+
+    deployment = client.read_deployment_by_name("campaign/campaign")
+    [run] = client.read_flow_runs(deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id])))
+    assert (run.parameters["config"]["seed"], run.parameters["config"]["rl"]["legs"]) == (7, 1)
+    asked = load(ROOT / "configs" / "miniature.yaml", ["seed=7", "rl.legs=1"])
+    assert CampaignConfig.model_validate(run.parameters["config"]) == asked, "nothing else was changed"
+    await_completed(client, run.id)
+    results = json.loads((services.home() / "store/campaigns/miniature-s7/results.json").read_text())
+    assert (results["seed"], results["rl"]["pass_rate"]) == (7, pytest.approx(0.3))
+
+
+def test_every_deployment_runs_from_a_terminal_without_a_parameter_and_one_every_night(
+    client: SyncPrefectClient, environment: Mapping[str, str]
+) -> None:
+    declared = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    names = [f"{item['entrypoint'].rpartition(':')[2]}/{item['name']}" for item in declared]
+    scheduled = {name: client.read_deployment_by_name(name).schedules for name in names}
+    assert [name for name in names if scheduled[name]] == ["evaluate/evaluate-nightly"]
+    [nightly] = scheduled["evaluate/evaluate-nightly"]
+    assert (nightly.active, nightly.schedule.cron, nightly.schedule.timezone) == (True, "0 2 * * *", "UTC")
+
+    first, *others = names
+    assert first == "campaign/campaign"
+    await_completed(client, run_deployment(first, environment))
+    for run in [run_deployment(name, environment) for name in others]:  # On what the campaign has made.
+        await_completed(client, run)
