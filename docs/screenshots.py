@@ -1,0 +1,154 @@
+"""The pictures in `docs/images/`, taken of a finished campaign in a headless browser.
+
+`python docs/screenshots.py --prefect URL --mlflow URL --campaign miniature-s1`, with the stack of the campaign's home
+up (`make ui` prints both URLs). Needs Debian's `chromium` and `chromium-driver`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from mlflow import MlflowClient
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterName
+from prefect.client.schemas.sorting import FlowRunSort
+from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+IMAGES = Path(__file__).parent / "images"
+WIDTH, HEIGHT = 1600, 1000
+MAX_BYTES = 400_000
+WAIT_S = 90.0
+
+METRICS = "gap/(engine|policy|total)_token_mean$|rollout/(reward_mean|turns_mean|cancelled)$"
+"""What the MLflow picture shows, as its search box takes it: two rows of three charts."""
+HIDDEN = ".modebar, [data-assistant-ui] {display: none !important}"
+"""MLflow's: tool bars that lie over the curves where there is no mouse, and its assistant's button."""
+
+
+class Camera:
+    """A browser whose page is the size of the picture."""
+
+    def __init__(self, profile: str) -> None:
+        options = webdriver.ChromeOptions()
+        options.binary_location = "/usr/bin/chromium"
+        for argument in (
+            *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+            *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+            *("--disable-dev-shm-usage", "--no-proxy-server", f"--user-data-dir={profile}"),
+        ):
+            options.add_argument(argument)
+        self.driver = webdriver.Chrome(options, webdriver.ChromeService("/usr/bin/chromedriver"))
+        self.size(WIDTH, HEIGHT)
+
+    def size(self, width: int, height: int) -> None:
+        """Lays pages out for this size; the picture keeps its own."""
+        page = {"width": width, "height": height, "deviceScaleFactor": WIDTH / width, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", page)
+
+    def open(self, url: str) -> None:
+        """Loads a page, even when it differs from the last one only after its `#`."""
+        self.driver.get("about:blank")
+        self.driver.get(url)
+
+    def see(self, xpath: str) -> WebElement:
+        """The first such element that is shown, once there is one."""
+
+        def shown(driver: webdriver.Chrome) -> WebElement | None:
+            return next((item for item in driver.find_elements(By.XPATH, xpath) if item.is_displayed()), None)
+
+        message = f"{self.driver.current_url} never showed {xpath}"
+        return WebDriverWait(self.driver, WAIT_S).until(shown, message)
+
+    def click(self, kind: str, text: str) -> None:
+        """Clicks what a person would call by this text."""
+        self.see(f"//{kind}[normalize-space()='{text}']").click()
+
+    def take(self, name: str) -> None:
+        """Writes the picture once two in a row are the same: nothing moves or loads any more."""
+
+        def still(driver: webdriver.Chrome) -> bytes | None:
+            nonlocal last
+            before, last = last, driver.get_screenshot_as_png()
+            return last if last == before else None
+
+        last = b""
+        picture = WebDriverWait(self.driver, WAIT_S, poll_frequency=1.0).until(still, f"{name} never came to rest")
+        if len(picture) > MAX_BYTES:
+            raise ValueError(f"{name}: {len(picture)} bytes, more than {MAX_BYTES}")
+        IMAGES.mkdir(exist_ok=True)
+        (IMAGES / name).write_bytes(picture)
+        print(f"{name}: {len(picture) // 1000} kB")
+
+
+def prefect_pictures(camera: Camera, prefect: str, campaign: str) -> None:
+    """The campaign's last flow run: its graph, its artifacts, the log of its last leg."""
+    named = FlowRunFilter(name=FlowRunFilterName(any_=[campaign]))
+    with SyncPrefectClient(api=f"{prefect}/api") as client:
+        run, *_ = client.read_flow_runs(flow_run_filter=named, sort=FlowRunSort.START_TIME_DESC, limit=1)
+        tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])))
+    *_, leg = sorted(task.name for task in tasks if task.name.startswith("rl-leg-"))
+    [leg_id] = [task.id for task in tasks if task.name == leg]
+
+    camera.open(f"{prefect}/runs/flow-run/{run.id}")
+    camera.click("li", "Task Runs")
+    camera.see(f"//a[normalize-space()='{leg}']")
+    camera.take("prefect-campaign.png")
+    camera.size(1720, 1075)
+    camera.click("li", "Artifacts")
+    last = camera.see("(//*[normalize-space()='Task runs']/following::*[contains(@class, 'card')])[last()]")
+    camera.driver.execute_script("arguments[0].scrollIntoView({block: 'end'})", last)
+    ActionChains(camera.driver).move_by_offset(5, 5).perform()
+    camera.take("prefect-artifacts.png")
+    camera.size(1504, 940)
+    camera.open(f"{prefect}/runs/task-run/{leg_id}")
+    Select(camera.see("//*[contains(@class, 'logs-sort')]//select")).select_by_visible_text("Newest to oldest")
+    camera.see("//*[contains(., 'Finished in state')]")
+    camera.take("prefect-leg.png")
+
+
+def mlflow_picture(camera: Camera, mlflow: str, campaign: str) -> None:
+    """The charts of the campaign's RL stage."""
+    client = MlflowClient(mlflow)
+    experiments = [item.experiment_id for item in client.search_experiments()]
+    [parent] = client.search_runs(experiments, f"attributes.run_name = '{campaign}'")
+    children = f"tags.`mlflow.parentRunId` = '{parent.info.run_id}' and attributes.run_name = 'rl'"
+    [run] = client.search_runs(experiments, children)
+
+    camera.size(1800, 1125)
+    page = f"{mlflow}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}/model-metrics"
+    camera.open(page)
+    camera.see("//button[@aria-label='Close']").click()  # The assistant.
+    camera.click("*[@role='button']", "Model training")  # Remembered; leads away from the page.
+    camera.see("//*[normalize-space()='Model registry' or normalize-space()='Models']")
+    camera.open(page)
+    camera.see("//input[@placeholder='Search metric charts']").send_keys(METRICS)
+    camera.driver.execute_script(
+        "document.head.appendChild(document.createElement('style')).textContent = arguments[0]", HIDDEN
+    )
+    camera.see("//*[normalize-space()='rollout(3)']")
+    camera.take("mlflow-run.png")
+
+
+def main() -> None:
+    """Takes all pictures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("prefect", "mlflow", "campaign"):
+        parser.add_argument(f"--{name}", required=True)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as profile:
+        camera = Camera(profile)
+        try:
+            prefect_pictures(camera, arguments.prefect, arguments.campaign)
+            mlflow_picture(camera, arguments.mlflow, arguments.campaign)
+        finally:
+            camera.driver.quit()
+
+
+if __name__ == "__main__":
+    main()
