@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from uuid import UUID
 
@@ -16,6 +16,7 @@ import pytest
 import yaml
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -25,6 +26,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from components.config import CampaignConfig, load
 from tasks.defaults import MINIATURE
 from tasks.stack import settings
+from tasks.stack.provision import provision
 from tests import services
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -33,22 +35,25 @@ CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
 needs_browser = pytest.mark.skipif(
     not (CHROMIUM.exists() and DRIVER.exists()), reason=f"needs {CHROMIUM} and {DRIVER} (apt: chromium chromium-driver)"
 )
+DIAGNOSE, NIGHTLY = "diagnose/diagnose", "evaluate/evaluate-nightly"
 WAIT_S = 60.0
 """For a page of Prefect on a machine that is busy with everything else."""
+ASKED = load(ROOT / "configs" / "miniature.yaml", ["seed=7", "rl.legs=1"])
+"""The campaign of the form. It is short, and every deployment can run on what it has made."""
 
 
 @pytest.fixture(scope="module")
 def environment() -> Mapping[str, str]:
-    """`make ui` on the session's stack, whose stages are fake; gives what a terminal beside it has exported."""
-    services.stack().up(["prefect", "ray"], pin=True)
+    """What `make ui` starts, without MLflow's server and with fake stages; gives what a terminal beside it exports."""
     site = services.site()
-    ours = {**os.environ, **settings.environment(site), "MLFLOW_TRACKING_URI": site.tracking_uri}
-    ours |= {f"LONGSHELL_{name.upper()}_PORT": str(port) for name, port in site.ports.items()}
-    command = [sys.executable, "-m", "tasks.stack", "up"]
-    done = subprocess.run(command, cwd=ROOT, env=ours, text=True, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    assert site.service("prefect").removesuffix("/api") in done.stdout
-    return ours
+    with pytest.MonkeyPatch.context() as patch:  # The worker inherits it, and flows the worker's.
+        patch.setenv("MLFLOW_TRACKING_URI", site.tracking_uri)
+        services.stack().up(["prefect", "ray"], pin=True)
+        values = settings.environment(site)
+        with temporary_settings({PREFECT_API_URL: values["PREFECT_API_URL"]}):
+            provision(values)
+        services.stack().up(["worker"], pin=True)
+    return {**os.environ, **values}
 
 
 @pytest.fixture(scope="module")
@@ -99,11 +104,20 @@ def await_completed(client: SyncPrefectClient, run: UUID) -> None:
     assert state.is_completed(), f"{state}; the worker: {services.stack().log('worker').read_text()[-4000:]}"
 
 
-def run_deployment(name: str, environment: Mapping[str, str]) -> UUID:
-    command = [str(Path(sys.executable).parent / "prefect"), "deployment", "run", name]
-    done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return UUID(re.search(r"UUID: (\S+)", done.stdout)[1])
+def run_deployments(names: Sequence[str], environment: Mapping[str, str]) -> list[UUID]:
+    """`prefect deployment run` of each at once; the one with a schedule has no parameter, as at night."""
+    command = [str(Path(sys.executable).parent / "prefect"), "deployment", "run"]
+    asked = ["--params", json.dumps({"config": ASKED.model_dump(mode="json")})]
+    started = [
+        subprocess.Popen(
+            [*command, name, *([] if name == NIGHTLY else asked)],
+            **{"cwd": ROOT, "env": environment, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT},
+        )
+        for name in names
+    ]
+    outputs = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [0] * len(names), outputs
+    return [UUID(re.search(r"UUID: (\S+)", output)[1]) for output in outputs]
 
 
 @needs_browser
@@ -114,33 +128,32 @@ def test_a_campaign_runs_as_the_form_in_the_browser_was_filled_in(
     page.find("//a[normalize-space()='campaign'][contains(@href, '/deployments/deployment/')]").click()
     page.find("//button[normalize-space()='Run']").click()
     page.find("//*[normalize-space()='Custom run']").click()
-    page.change("Seed", str(MINIATURE.seed), "7")
-    page.change("Legs", str(MINIATURE.rl.legs), "1")
+    page.change("Seed", str(MINIATURE.seed), str(ASKED.seed))
+    page.change("Legs", str(MINIATURE.rl.legs), str(ASKED.rl.legs))
     page.find("//button[normalize-space()='Submit']").click()
     page.find("//*[contains(normalize-space(), 'scheduled to start')]")
 
     deployment = client.read_deployment_by_name("campaign/campaign")
     [run] = client.read_flow_runs(deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id])))
     assert (run.parameters["config"]["seed"], run.parameters["config"]["rl"]["legs"]) == (7, 1)
-    asked = load(ROOT / "configs" / "miniature.yaml", ["seed=7", "rl.legs=1"])
-    assert CampaignConfig.model_validate(run.parameters["config"]) == asked, "nothing else was changed"
+    assert CampaignConfig.model_validate(run.parameters["config"]) == ASKED, "nothing else was changed"
     await_completed(client, run.id)
     results = json.loads((services.home() / "store/campaigns/miniature-s7/results.json").read_text())
     assert (results["seed"], results["rl"]["pass_rate"]) == (7, pytest.approx(0.3))
 
 
-def test_every_deployment_runs_from_a_terminal_without_a_parameter_and_one_every_night(
+def test_every_deployment_runs_from_a_terminal_and_one_every_night(
     client: SyncPrefectClient, environment: Mapping[str, str]
 ) -> None:
     declared = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
     names = [f"{item['entrypoint'].rpartition(':')[2]}/{item['name']}" for item in declared]
     scheduled = {name: client.read_deployment_by_name(name).schedules for name in names}
-    assert [name for name in names if scheduled[name]] == ["evaluate/evaluate-nightly"]
-    [nightly] = scheduled["evaluate/evaluate-nightly"]
+    assert [name for name in names if scheduled[name]] == [NIGHTLY]
+    [nightly] = scheduled[NIGHTLY]
     assert (nightly.active, nightly.schedule.cron, nightly.schedule.timezone) == (True, "0 2 * * *", "UTC")
 
-    first, *others = names
-    assert first == "campaign/campaign"
-    await_completed(client, run_deployment(first, environment))
-    for run in [run_deployment(name, environment) for name in others]:  # On what the campaign has made.
+    together = [name for name in names if name != DIAGNOSE]
+    runs = dict(zip(together, run_deployments(together, environment), strict=True))
+    await_completed(client, runs["campaign/campaign"])  # Only then there is something to diagnose.
+    for run in [*run_deployments([DIAGNOSE], environment), *runs.values()]:
         await_completed(client, run)
