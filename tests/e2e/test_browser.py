@@ -24,6 +24,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
 from components.config import CampaignConfig, load
+from components.tracking import Tracker
 from tasks.defaults import MINIATURE
 from tasks.stack import settings
 from tasks.stack.provision import provision
@@ -52,6 +53,7 @@ def environment() -> Mapping[str, str]:
         values = settings.environment(site)
         with temporary_settings({PREFECT_API_URL: values["PREFECT_API_URL"]}):
             provision(values)
+        Tracker(site.tracking_uri, site.home / "mlflow" / "artifacts")  # Makes the database, as the server would.
         services.stack().up(["worker"], pin=True)
     return {**os.environ, **values}
 
