@@ -97,9 +97,7 @@ class RolloutConfig(Section):
     batch: int = Field(64, ge=1)
     """B: trials a step, one a task."""
     oversample: float = Field(0.09375, ge=0)
-    """ς: ⌈(1+ς)B⌉ trials are launched, the first B that complete are admitted."""
-    tail: Literal["cancel"] = "cancel"
-    """What happens to the rest. `cancel` is the paper's rule; retry and carry come with the full scheduler."""
+    """ς: ⌈(1+ς)B⌉ trials are launched, the first B that complete are admitted, the rest is cancelled."""
     temperature: float = Field(1.0, gt=0)
     agent_timeout_s: float = Field(3_600.0, gt=0)
     verifier_timeout_s: float = Field(900.0, gt=0)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field, model_validator
 
 from components.config.section import Section
 
 
 class ModelConfig(Section):
-    """Where the base model comes from, and its architecture (Hugging Face names)."""
+    """Where the base model comes from, and its shape: a Qwen3-MoE, in Hugging Face's names."""
 
     path: str | None = None
     """Folder of a Hugging Face checkpoint to start from. Absent: the `base` stage trains one from demonstrations."""
-    architecture: Literal["qwen3_moe"] = "qwen3_moe"
     num_hidden_layers: int = Field(2, ge=1)
     hidden_size: int = Field(128, ge=8, multiple_of=8)
     num_attention_heads: int = Field(4, ge=1)

@@ -16,7 +16,6 @@ from components.records import Trial
 from components.rollout import Attempt, Ledger, Outcome, save_batch, trial_id, trial_tokens
 
 STAGE = "evaluate"
-SUITE = "miniature"
 
 
 def stage(job: Job) -> dict[str, Any]:
@@ -72,7 +71,7 @@ def _keep(job: Job, key: str, trials: list[Trial]) -> None:
 
 def _result(job: Job, score: SuiteScore, key: str) -> dict[str, Any]:
     return {
-        "suite": SUITE,
+        "suite": job.config.evaluation.profile,
         "label": job.inputs["label"],
         "checkpoint": job.inputs["checkpoint"],
         "n": score.trials,
@@ -83,7 +82,7 @@ def _result(job: Job, score: SuiteScore, key: str) -> dict[str, Any]:
         "turns_mean": score.turns_mean,
         "infra_rate": score.infra_rate,
         "by_category": {name: item.resolved for name, item in score.by_category.items()},
-        "metrics": score.metrics(SUITE),
+        "metrics": score.metrics(job.config.evaluation.profile),
         "score": score.to_json(),
         "trials": key,
     }

@@ -116,7 +116,7 @@ class Leg:
 
     def _rollout(self, step: int) -> dict[str, Any] | None:
         """The description of the batch of `step`; None while it is not in the store."""
-        key = self._job.key(STAGE, "rollouts", f"{max(step, 0):06d}")
+        key = self._job.key(STAGE, "rollouts", f"{step:06d}")
         if step < 0 or not self._job.store.exists(key):
             return None
         return dict(self._job.store.get_json(key))
@@ -139,7 +139,8 @@ class Leg:
         self._trainer.save(state)
         job.store.put_tree(_state_key(job, step), state)
         job.commit(STAGE, step, metrics, leg=job.index)
-        job.store.delete(_state_key(job, step - KEPT_STATES))
+        if step >= KEPT_STATES:
+            job.store.delete(_state_key(job, step - KEPT_STATES))
         log.info(
             "step %d: reward %.3f, pass rate %.3f, turns %.2f, cancelled %d, %.1f s",
             step,
@@ -208,7 +209,7 @@ def _sample_rewards(batch: SpooledBatch) -> list[float]:
 
 
 def _state_key(job: Job, step: int) -> str:
-    return job.key(STAGE, "steps", f"{max(step, 0):06d}", "state") if step >= 0 else job.key(STAGE, "no-state")
+    return job.key(STAGE, "steps", f"{step:06d}", "state")
 
 
 def _totals(job: Job, first: int, last: int) -> dict[str, Any]:

@@ -7,12 +7,14 @@ of a step stays, because MLflow cannot replace one.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,8 +60,9 @@ class Tracker:
             Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
         mlflow.set_tracking_uri(uri)  # Traces and external models are logged through MLflow's process-wide state.
         try:
-            self.client = MlflowClient(uri)
-            self._experiment = self._find_experiment(artifacts)
+            with _opening(uri):
+                self.client = MlflowClient(uri)
+                self._experiment = self._find_experiment(artifacts)
         except (MlflowException, OSError) as error:
             raise ServiceError(f"MLflow at {uri}: {error}") from error
         mlflow.set_experiment(experiment_id=self._experiment)
@@ -161,6 +164,18 @@ class Tracker:
 
     def _search(self, key: str) -> list[Any]:
         return list(self.client.search_runs([self._experiment], f"tags.`{KEY}` = '{key}'"))
+
+
+@contextmanager
+def _opening(uri: str) -> Iterator[None]:
+    """One process at a time opens a SQLite file: two that make its tables at once fail on each other's."""
+    if not uri.startswith("sqlite:///"):
+        yield
+        return
+    path = Path(uri.removeprefix("sqlite:///"))
+    with path.with_name(f"{path.name}.opening").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -59,6 +59,15 @@ print([tracker.log_step(run, step, {{"loss": 1.0}}, step * 1_000) for step in (1
     assert [item.step for item in tracker.client.get_metric_history(parent.run_id, "loss")] == [2]
 
 
+def test_processes_that_open_a_new_database_at_once_all_can(tmp_path: Path) -> None:
+    """MLflow's own table creation is not safe against itself: `table … already exists`."""
+    uri = f"sqlite:///{tmp_path}/new/mlflow.db"
+    command = [sys.executable, "-c", f"from components.tracking import Tracker; Tracker({uri!r})"]
+    started = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    errors = [process.communicate()[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], errors
+
+
 def test_a_step_committed_again_at_another_time_is_not_doubled(tracker: Tracker, parent: Run) -> None:
     tracker.log_step(parent, 1, {"loss": 1.0}, 1_000)
     fresh = Tracker(tracker.uri)
