@@ -75,3 +75,5 @@ class DemonstrationConfig(Section):
 
     trajectories: int = Field(ge=1)
     habits: HabitConfig
+    repeats: int = Field(0, ge=0)
+    """Documents beside them that say a random string of tokens twice. A fresh model learns to copy from them."""

@@ -3,6 +3,7 @@
 from components.demonstrations.collect import Demonstration, collect
 from components.demonstrations.corpus import corpus
 from components.demonstrations.demonstrator import ORACLE, Demonstrator
+from components.demonstrations.repeats import repeats
 from components.demonstrations.tokenizer import BpeTokenizer, train_tokenizer
 from components.demonstrations.ways import BLIND, WAYS
 
@@ -15,5 +16,6 @@ __all__ = [
     "Demonstrator",
     "collect",
     "corpus",
+    "repeats",
     "train_tokenizer",
 ]

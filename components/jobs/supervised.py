@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from components.config import CampaignConfig, HabitConfig, SupervisedConfig, validate
-from components.demonstrations import BpeTokenizer, Demonstration, collect
+from components.demonstrations import BpeTokenizer, Demonstration, collect, repeats
 from components.jobs.checkpoints import publish_checkpoint
 from components.jobs.job import Job, log
 from components.learning import Supervised
@@ -41,7 +41,8 @@ def train(job: Job, config: SupervisedConfig, *, start: Path | None, tokenizer_f
     Result: {"checkpoint", "step", "metrics", "demonstrations": {"n", "pass_rate"}}.
     """
     corpus, summary = _demonstrations(job, config, tokenizer_from)
-    run = Supervised(corpus, config, job.config.seed)
+    extra = repeats(config.demonstrations.repeats, vocab_size=job.config.model.vocab_size, seed=job.config.seed)
+    run = Supervised([*corpus, *extra], config, job.config.seed)
     trainer = MegatronTrainer(job.config.model, job.config.trainer, actor=config.optimizer, seed=job.config.seed)
     done = job.committed(job.stage)
     first = done[-1] + 1 if done else 0
