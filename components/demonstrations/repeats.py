@@ -1,8 +1,8 @@
 """Documents that say a random string of tokens twice: the shortest text from which a model learns to copy.
 
-Every command of a trajectory copies names out of the instruction, and a model of two layers finds out how only once one
-head attends to the token before and another to what followed the same token earlier. Demonstrations alone bring that
-about early with one seed and late with another; the second half of these documents cannot be predicted in any other way.
+Every command of a trajectory copies names out of the instruction, and a model of two layers finds out how only when
+one head attends to the token before and another to what followed the same token earlier. Demonstrations alone bring
+that about early with one seed and late with another; the second half of these documents is predictable in no other way.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ LENGTH = 24
 
 
 def repeats(count: int, *, vocab_size: int, seed: int) -> list[Sample]:
-    """`count` documents of 2 * LENGTH tokens, uniform over the vocabulary but its special tokens; loss on the repetition.
+    """`count` documents of 2 * LENGTH tokens, uniform over the vocabulary without its special tokens.
 
-    The first token of the repetition carries no loss: nothing says which it will be.
+    The repetition carries the loss, without its first token: nothing says which that will be.
     """
     random = Random(f"repeats/{seed}")
     mask = np.arange(2 * LENGTH) > LENGTH
