@@ -105,6 +105,8 @@ class Sample:
         loss_mask: bool[N], True exactly where the id was sampled by the policy.
         logprobs: float32[N], the sampler's log-prob where the mask is set, 0 elsewhere.
         routing: uint8 or uint16[N-1, L, K], or None.
+        routing_checksum: `routing.checksum` of the rows as they were stitched from their captures; compared before they
+            are replayed. None where there is no routing.
         trial_id: the trial this stream belongs to; all its chunks share one reward.
         chunk: index of this chunk within the trial.
         boundaries: how many turn boundaries were strict, normalized, retokenized, split.
@@ -122,6 +124,7 @@ class Sample:
     chunk: int = 0
     boundaries: Mapping[str, int] = field(default_factory=dict)
     weight_version: int = 0
+    routing_checksum: int | None = None
 
     def __post_init__(self) -> None:
         n = len(self.tokens)

@@ -27,7 +27,7 @@ from components.errors import FaultCause, InfraFault, StopReason, StoreError
 from components.records import AssertionOutcome, Reward, Sample, Sampling, TaskRef, Trial, Turn, VerifierReport
 from components.rollout.ledger import Ledger
 
-FORMAT = 1
+FORMAT = 2
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -110,6 +110,7 @@ def _pack_sample(key: str, sample: Sample, arrays: Arrays) -> dict[str, Any]:
         "chunk": sample.chunk,
         "boundaries": dict(sample.boundaries),
         "weight_version": sample.weight_version,
+        "routing_checksum": sample.routing_checksum,
     }
 
 

@@ -73,7 +73,8 @@ def validate(routing_RLK: Routing, num_experts: int) -> None:
 def checksum(routing_RLK: NDArray[Any]) -> int:
     """CRC-32 of shape and content in order, whatever integer type holds it.
 
-    Taken at capture and compared at replay: rows that were permuted, shifted or batch-first have the right shape.
+    Taken when captures are stitched to a sample and compared before replay: rows that were permuted, shifted or
+    batch-first have the right shape.
     """
     shape = np.array(routing_RLK.shape, dtype="<i8").tobytes()
     return zlib.crc32(_compact(routing_RLK).data, zlib.crc32(shape))

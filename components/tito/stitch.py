@@ -15,6 +15,7 @@ import numpy as np
 
 from components.errors import RecordError
 from components.records import Float32, Int32, Routing, Sample, Turn
+from components.routing import checksum
 from components.tito.boundary import PROMPT_TAIL, Boundary, Case, Tokenizer, as_int32, decide
 
 
@@ -162,4 +163,5 @@ class _Chunk:
             chunk=index,
             boundaries={case.value: count for case, count in self.boundaries.items()},
             weight_version=self.weight_version,
+            routing_checksum=None if routing is None else checksum(routing),
         )

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from components.errors import RecordError
-from components.records import Sample
+from components.records import Routing, Sample
+from components.routing import checksum
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -93,7 +94,8 @@ def micro_batches(samples: Sequence[Sample], capacity: int, *, replay: bool) -> 
     """Packs `samples` into micro-batches of at most `capacity` tokens; streams of one token have nothing to learn.
 
     Raises:
-        RecordError: a stream is longer than `capacity`, or replay is asked for and a stream has no routing.
+        RecordError: a stream is longer than `capacity`; or replay is asked for and a stream has no routing, or other
+            rows than were captured.
     """
     lengths = [len(sample.tokens) - 1 for sample in samples]
     if max(lengths, default=0) > capacity:
@@ -134,9 +136,20 @@ def _micro_batch(samples: Sequence[Sample], streams: tuple[int, ...], replay: bo
 
 
 def _routing(samples: Sequence[Sample]) -> Tensor:
-    parts = []
-    for sample in samples:
-        if sample.routing is None:
-            raise RecordError(f"sample {sample.trial_id}/{sample.chunk} has no routing to replay")
-        parts.append(sample.routing)
-    return torch.from_numpy(np.concatenate(parts).astype(np.int64)).transpose(0, 1).contiguous()
+    rows = np.concatenate([_captured(sample) for sample in samples])
+    return torch.from_numpy(rows.astype(np.int64)).transpose(0, 1).contiguous()
+
+
+def _captured(sample: Sample) -> Routing:
+    """The routing of a sample, if it is what was captured: permuted rows have the right shape."""
+    name = f"sample {sample.trial_id}/{sample.chunk}"
+    if sample.routing is None:
+        raise RecordError(f"{name} has no routing to replay")
+    if sample.routing_checksum is None:
+        raise RecordError(f"{name} has routing without the checksum of its capture")
+    if (found := checksum(sample.routing)) != sample.routing_checksum:
+        raise RecordError(
+            f"{name}: its routing has checksum {found:08x}, captured was {sample.routing_checksum:08x}; "
+            "rows were changed or permuted since"
+        )
+    return sample.routing

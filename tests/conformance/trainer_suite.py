@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from components.config import ModelConfig, OptimizerConfig
 from components.errors import CheckpointError, RecordError
 from components.records import Float32, Sample
+from components.routing import checksum
 from components.trainer import LearnItem, Trainer
 
 ADAM = OptimizerConfig(lr=1e-3, weight_decay=0.1)
@@ -27,13 +29,14 @@ def random_sample(generator: np.random.Generator, model: ModelConfig, length: in
     mask[max(1, length // 4) :] = generator.random(length - max(1, length // 4)) < 0.7
     mask[-1] = True
     shape = (length - 1, model.num_hidden_layers, model.num_experts)
-    routing = np.argsort(generator.random(shape), axis=-1)[..., : model.num_experts_per_tok]
+    routing = np.argsort(generator.random(shape), axis=-1)[..., : model.num_experts_per_tok].astype(np.uint8)
     return Sample(
         tokens=generator.integers(0, model.vocab_size, length).astype(np.int32),
         loss_mask=mask,
         logprobs=np.where(mask, -1, 0).astype(np.float32),
-        routing=routing.astype(np.uint8),
+        routing=routing,
         trial_id=f"trial-{length}",
+        routing_checksum=checksum(routing),
     )
 
 
@@ -244,13 +247,8 @@ class TrainerSuite:
         assert len(current(trainer, bare, replay=False)) == len(bare)
 
     def test_a_batch_without_trainable_tokens_is_refused(self, make: Make, samples: list[Sample]) -> None:
-        masked = Sample(
-            samples[0].tokens,
-            np.zeros_like(samples[0].loss_mask),
-            np.zeros_like(samples[0].logprobs),
-            samples[0].routing,
-            "masked",
-        )
+        first = samples[0]
+        masked = replace(first, loss_mask=np.zeros_like(first.loss_mask), logprobs=np.zeros_like(first.logprobs))
         trainer = make()
         with pytest.raises(RecordError, match="no trainable token"):
             trainer.sft_step([masked], lr_share=1.0, aux_loss_coef=0.0)

@@ -9,6 +9,7 @@ import numpy as np
 from components.config import RolloutConfig
 from components.errors import FaultCause, InfraFault, StopReason
 from components.records import AssertionOutcome, Reward, Sample, TaskRef, Trial, Turn, VerifierReport
+from components.routing import checksum
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def sample_of(trial: Trial) -> Sample:
     mask[len(last.prompt_ids) :] = True
     logprobs = np.where(mask, -0.5, 0).astype(np.float32)
     routing = np.arange((len(tokens) - 1) * 4, dtype=np.uint8).reshape(-1, 2, 2)
-    return Sample(tokens, mask, logprobs, routing, trial.trial_id, 0, {"strict": 1}, 3)
+    return Sample(tokens, mask, logprobs, routing, trial.trial_id, 0, {"strict": 1}, 3, checksum(routing))
 
 
 def reward(value: float = 0.1, passed: bool = True) -> Reward:

@@ -14,6 +14,7 @@ from components.errors import FaultCause, StoreError
 from components.records import Turn
 from components.rollout import Ledger, Outcome, load_batch, save_batch
 from components.rollout.spool import _pack_turns, _unpack_turns
+from components.routing import checksum
 from tests.rollout.parts import faulted, graded, reward, sample_of, tasks
 
 
@@ -37,6 +38,7 @@ def test_a_batch_reads_back_as_it_was_written(tmp_path):
             assert one.dtype == other.dtype
             assert np.array_equal(one, other)
         assert (before.trial_id, before.chunk, before.boundaries) == (after.trial_id, after.chunk, after.boundaries)
+        assert before.routing_checksum == after.routing_checksum == checksum(after.routing)
     for before, after in zip(trials, again.trials, strict=True):
         assert (before.task, before.stop, before.report, before.facts) == (
             after.task,

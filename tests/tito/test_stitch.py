@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 from components.errors import RecordError
 from components.records import Turn
+from components.routing import checksum
 from components.tito import Stitcher, audit, stitch
 
 from .toy import END, ToyTokenizer, converse, make_turn
@@ -158,6 +159,7 @@ def test_routing_rows_follow_the_tokens_and_each_answer_keeps_the_rows_that_pred
     assert len(sample.routing) == len(sample.tokens) - 1
     np.testing.assert_array_equal(sample.routing[:5], turns[0].routing)
     np.testing.assert_array_equal(sample.routing[5:], turns[1].routing[5:])
+    assert sample.routing_checksum == checksum(np.concatenate([turns[0].routing, turns[1].routing[5:]]))
 
 
 def test_a_gap_before_context_is_filled_from_the_row_before_it():
@@ -192,7 +194,9 @@ def test_routing_on_some_turns_only_is_an_error():
     object.__setattr__(wide, "routing", wide.routing.astype(np.uint16))
     with pytest.raises(RecordError, match="after"):
         stitch([turn("p:", "a"), wide], Letters())
-    assert stitch([turn("p:", "a", routing=False)], Letters())[0].routing is None
+    (bare,) = stitch([turn("p:", "a", routing=False)], Letters())
+    assert bare.routing is None
+    assert bare.routing_checksum is None
 
 
 def test_ids_of_another_integer_type_are_stitched_alike():

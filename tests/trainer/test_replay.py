@@ -138,8 +138,35 @@ def test_experts_must_exist_and_be_distinct(row: list[int]) -> None:
 
 def test_replay_and_the_balancing_loss_exclude_each_other(trainer: MegatronTrainer, batch: MicroBatch) -> None:
     plan = record(trainer, batch)
-    with pytest.raises(ValueError, match="aux_loss_coef 0"):
+    with pytest.raises(ValueError, match=r"load-balancing loss at 0 \(is 0.1\)"):
         trainer.actor.train([planned(batch, plan)], lambda outputs, _: (outputs.sum(), None), aux_loss_coef=0.1)
+
+
+def test_a_fused_router_would_ignore_the_plan_and_is_refused(trainer: MegatronTrainer, batch: MicroBatch) -> None:
+    trainer.actor.config.moe_router_fusion = True
+    with pytest.raises(ValueError, match="moe_router_fusion off"):
+        logits(trainer, batch, torch.zeros(2, len(batch.ids_T), 2, dtype=torch.int64))
+
+
+def test_actor_and_critic_of_one_process_share_no_cursor(model: ModelConfig, batch: MicroBatch) -> None:
+    # Megatron's own registry is one list for the process: with two models its replay breaks.
+    trainer = MegatronTrainer(model, TrainerConfig(micro_batch_tokens=8_192), actor=ADAM, critic=ADAM, seed=3)
+    assert trainer.critic is not None
+    assert not {id(s) for s in trainer.actor.replay.slots} & {id(s) for s in trainer.critic.replay.slots}
+    forced = torch.tensor([0, 2]).expand(2, len(batch.ids_T), 2).contiguous()
+    alone = logits(trainer, batch, forced)
+
+    def values() -> Tensor:
+        assert trainer.critic is not None
+        (result,) = trainer.critic.evaluate([batch], lambda outputs, _: outputs.clone())
+        return result
+
+    trainer.critic.set_parameters({"output_layer.weight": torch.ones(1, model.hidden_size)})
+    free = values()
+    with trainer.actor.replay.replay([forced]):
+        assert torch.equal(values(), free)  # the critic routes freely while the actor's plan waits
+        between = trainer.actor.evaluate([planned(batch, None)], lambda outputs, _: outputs.clone())
+    assert torch.equal(between[0], alone)
 
 
 def test_recompute_follows_the_plan_with_a_cursor_of_its_own(

@@ -100,7 +100,11 @@ class ReplayController:
                 not consumed exactly once.
         """
         if self.config.moe_aux_loss_coeff != 0 or self.config.moe_router_fusion:
-            raise ValueError("replay needs aux_loss_coef 0 and moe_router_fusion off")
+            raise ValueError(
+                f"replay needs the load-balancing loss at 0 (is {self.config.moe_aux_loss_coeff}) and "
+                f"moe_router_fusion off (is {self.config.moe_router_fusion}): one pulls at the recorded choices, the "
+                "other ignores them"
+            )
         for plan in plans:
             check_plan(plan, layers=len(self.slots), num_experts=self.num_experts)
         for place, slot in enumerate(self.slots):
