@@ -2,9 +2,10 @@
 
 from components.config.campaign import CampaignConfig, EvaluationConfig, RlConfig
 from components.config.load import digest, load, validate
+from components.config.model import HybridConfig, ModelConfig
 from components.config.rollout import HarnessConfig, RewardConfig, RolloutConfig, SamplerConfig, SandboxConfig
 from components.config.training import OptimizerConfig, PpoConfig, SupervisedConfig, TrainerConfig
-from components.config.world import DemonstrationConfig, HabitConfig, ModelConfig, PoolConfig
+from components.config.world import DemonstrationConfig, HabitConfig, PoolConfig
 
 __all__ = [
     "CampaignConfig",
@@ -12,6 +13,7 @@ __all__ = [
     "EvaluationConfig",
     "HabitConfig",
     "HarnessConfig",
+    "HybridConfig",
     "ModelConfig",
     "OptimizerConfig",
     "PoolConfig",

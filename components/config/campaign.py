@@ -6,10 +6,11 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from components.config.model import ModelConfig
 from components.config.rollout import HarnessConfig, RewardConfig, RolloutConfig, SamplerConfig, SandboxConfig
 from components.config.section import Section
 from components.config.training import PpoConfig, SupervisedConfig, TrainerConfig
-from components.config.world import ModelConfig, PoolConfig
+from components.config.world import PoolConfig
 
 
 class RlConfig(Section):
@@ -66,6 +67,10 @@ class CampaignConfig(Section):
         wall, context = self.harness.max_context_tokens, self.sampler.context_tokens
         if self.sampler.engine == "embedded" and wall > context:
             problems.append(f"harness.max_context_tokens {wall} exceeds sampler.context_tokens {context}")
+        if self.sampler.engine == "embedded" and self.model.architecture != "qwen3_moe":
+            problems.append(f"sampler.engine: embedded does not run {self.model.architecture}; give sglang servers")
+        if self.model.architecture != "qwen3_moe":
+            problems.append(f"model.architecture: the trainer does not run {self.model.architecture} yet")
         if wall > self.model.max_position_embeddings:
             problems.append(f"harness.max_context_tokens {wall} exceeds model.max_position_embeddings")
         if wall > self.trainer.micro_batch_tokens:

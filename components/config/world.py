@@ -1,43 +1,10 @@
-"""What is learned from: the model's shape, the pool of tasks, the demonstrations."""
+"""What is learned from: the pool of tasks, the demonstrations."""
 
 from __future__ import annotations
 
 from pydantic import Field, model_validator
 
 from components.config.section import Section
-
-
-class ModelConfig(Section):
-    """Where the base model comes from, and its shape: a Qwen3-MoE, in Hugging Face's names."""
-
-    path: str | None = None
-    """Folder of a Hugging Face checkpoint to start from. Absent: the `base` stage trains one from demonstrations."""
-    num_hidden_layers: int = Field(2, ge=1)
-    hidden_size: int = Field(128, ge=8, multiple_of=8)
-    num_attention_heads: int = Field(4, ge=1)
-    num_key_value_heads: int = Field(4, ge=1)
-    head_dim: int = Field(32, ge=8, multiple_of=2)
-    num_experts: int = Field(8, ge=2, le=65_535)
-    num_experts_per_tok: int = Field(2, ge=1)
-    moe_intermediate_size: int = Field(64, ge=8, multiple_of=8)
-    vocab_size: int = Field(768, ge=260)
-    """Size of the tokenizer that is trained on generated text; the embedding has as many rows."""
-    rope_theta: float = Field(10_000.0, gt=0)
-    rms_norm_eps: float = Field(1e-6, gt=0)
-    max_position_embeddings: int = Field(2_048, ge=16)
-    """Longest stream the samplers accept; written to config.json. The rotary embedding itself has no limit."""
-    tie_word_embeddings: bool = True
-    """The output layer is the embedding. The critic never ties."""
-    init_std: float = Field(0.06, gt=0)
-    """Standard deviation of the initial weights. 0.02 is too small at width 128: learning stalls."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> ModelConfig:
-        if self.num_experts_per_tok > self.num_experts:
-            raise ValueError(f"num_experts_per_tok {self.num_experts_per_tok} exceeds num_experts {self.num_experts}")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError("num_attention_heads must be a multiple of num_key_value_heads")
-        return self
 
 
 class PoolConfig(Section):

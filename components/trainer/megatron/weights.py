@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from components.config import ModelConfig
-from components.errors import CheckpointError
+from components.config.hugging_face import document, shape
+from components.errors import CheckpointError, ConfigError
 from components.trainer.folder import atomic_folder, recover
 
 MODEL_FILE = "model.safetensors"
@@ -119,42 +120,11 @@ def to_hugging_face(parameters: Mapping[str, Tensor], model: ModelConfig) -> dic
     return {name: tensor.detach().contiguous().clone() for name, tensor in result.items()}
 
 
-def hugging_face_config(model: ModelConfig) -> dict[str, Any]:
-    """The `config.json` of `model`."""
-    return {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.hidden_size,
-        "num_hidden_layers": model.num_hidden_layers,
-        "num_attention_heads": model.num_attention_heads,
-        "num_key_value_heads": model.num_key_value_heads,
-        "head_dim": model.head_dim,
-        "num_experts": model.num_experts,
-        "num_experts_per_tok": model.num_experts_per_tok,
-        "moe_intermediate_size": model.moe_intermediate_size,
-        "intermediate_size": model.moe_intermediate_size,
-        "max_position_embeddings": model.max_position_embeddings,
-        "rms_norm_eps": model.rms_norm_eps,
-        "rope_theta": model.rope_theta,
-        "tie_word_embeddings": model.tie_word_embeddings,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "use_sliding_window": False,
-        "initializer_range": model.init_std,
-        "torch_dtype": "float32",
-    }
-
-
 def write_folder(folder: Path, parameters: Mapping[str, Tensor], model: ModelConfig) -> None:
     """Writes weights and configuration; the folder appears whole or not at all."""
     with atomic_folder(folder) as fresh:
         save_file(to_hugging_face(parameters, model), fresh / MODEL_FILE, metadata={"format": "pt"})
-        (fresh / "config.json").write_text(json.dumps(hugging_face_config(model), indent=2) + "\n")
+        (fresh / "config.json").write_text(json.dumps(document(model), indent=2) + "\n")
 
 
 def read_folder(folder: Path, model: ModelConfig) -> dict[str, Tensor]:
@@ -221,15 +191,15 @@ def _config_problems(folder: Path, model: ModelConfig) -> list[str]:
     recover(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder")
-    found = read_json(folder / "config.json")
-    # transformers 5 moved the base of the rotary embedding into a dictionary of its own.
-    found.setdefault("rope_theta", found.get("rope_parameters", {}).get("rope_theta"))
-    wanted = hugging_face_config(model)
-    free = {"architectures", "torch_dtype", "initializer_range", "intermediate_size", "max_position_embeddings"}
+    try:
+        found = shape(read_json(folder / "config.json"), "config.json").model_dump()
+    except ConfigError as error:
+        return [f"config.json: {problem}" for problem in error.problems]
+    wanted = model.model_dump(exclude={"path", "init_std", "max_position_embeddings"})
     return [
         f"config.json has {name} {found[name]!r}, the model needs {value!r}"
         for name, value in wanted.items()
-        if name not in free and name in found and found[name] != value
+        if found[name] != value
     ]
 
 
