@@ -3,7 +3,8 @@
 from components.config.campaign import CampaignConfig, EvaluationConfig, RlConfig
 from components.config.load import digest, load, validate
 from components.config.model import HybridConfig, ModelConfig
-from components.config.rollout import HarnessConfig, RewardConfig, RolloutConfig, SamplerConfig, SandboxConfig
+from components.config.rollout import HarnessConfig, RewardConfig, RolloutConfig, SandboxConfig
+from components.config.sampler import PublishConfig, SamplerConfig, SGLangConfig
 from components.config.training import OptimizerConfig, PpoConfig, SupervisedConfig, TrainerConfig
 from components.config.world import DemonstrationConfig, HabitConfig, PoolConfig
 
@@ -18,9 +19,11 @@ __all__ = [
     "OptimizerConfig",
     "PoolConfig",
     "PpoConfig",
+    "PublishConfig",
     "RewardConfig",
     "RlConfig",
     "RolloutConfig",
+    "SGLangConfig",
     "SamplerConfig",
     "SandboxConfig",
     "SupervisedConfig",

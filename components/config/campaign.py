@@ -7,7 +7,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from components.config.model import ModelConfig
-from components.config.rollout import HarnessConfig, RewardConfig, RolloutConfig, SamplerConfig, SandboxConfig
+from components.config.rollout import HarnessConfig, RewardConfig, RolloutConfig, SandboxConfig
+from components.config.sampler import PublishConfig, SamplerConfig
 from components.config.section import Section
 from components.config.training import PpoConfig, SupervisedConfig, TrainerConfig
 from components.config.world import PoolConfig
@@ -52,6 +53,7 @@ class CampaignConfig(Section):
     harness: HarnessConfig = HarnessConfig()
     sandbox: SandboxConfig = SandboxConfig()
     sampler: SamplerConfig = SamplerConfig()
+    publish: PublishConfig = PublishConfig()
     trainer: TrainerConfig = TrainerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
@@ -65,7 +67,7 @@ class CampaignConfig(Section):
         if self.rollout.batch > self.pool.train_tasks:
             problems.append(f"rollout.batch {self.rollout.batch} exceeds pool.train_tasks {self.pool.train_tasks}")
         wall, context = self.harness.max_context_tokens, self.sampler.context_tokens
-        if self.sampler.engine == "embedded" and wall > context:
+        if wall > context:
             problems.append(f"harness.max_context_tokens {wall} exceeds sampler.context_tokens {context}")
         if self.sampler.engine == "embedded" and self.model.architecture != "qwen3_moe":
             problems.append(f"sampler.engine: embedded does not run {self.model.architecture}; give sglang servers")

@@ -1,4 +1,4 @@
-"""How trajectories are made: harness, sandbox, sampler, scheduler, reward."""
+"""How trajectories are made: harness, sandbox, scheduler, reward."""
 
 from __future__ import annotations
 
@@ -54,33 +54,6 @@ class SandboxConfig(Section):
     disk_mb: int = Field(256, ge=8)
     pids: int = Field(128, ge=8)
     network: Literal["none"] = "none"
-
-
-class SamplerConfig(Section):
-    """The inference servers."""
-
-    engine: Literal["embedded", "sglang"] = "embedded"
-    """`embedded` starts our own server; `sglang` talks to the servers listed in `urls`."""
-    urls: tuple[str, ...] = ()
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    router_dtype: Literal["float32", "bfloat16"] = "float32"
-    """A bfloat16 router reproduces the routing error that replay removes."""
-    slots: int = Field(64, ge=1)
-    """Sequences whose cache the embedded server keeps. Fewer than the trials alive costs re-reading of histories."""
-    context_tokens: int = Field(1_024, ge=16)
-    """Tokens of one sequence of the embedded server, prompt and answer; at least `harness.max_context_tokens`."""
-    prefill_tokens: int = Field(512, ge=1)
-    """Prompt tokens computed in one step of the embedded server; bounds how long decoding sequences wait."""
-    threads: int = Field(1, ge=1)
-    start_timeout_s: float = Field(60.0, gt=0)
-    request_timeout_s: float = Field(600.0, gt=0)
-    """Deadline of one generation and of loading weights. Must exceed the longest pause."""
-
-    @model_validator(mode="after")
-    def _urls(self) -> SamplerConfig:
-        if (self.engine == "sglang") != bool(self.urls):
-            raise ValueError("urls are required with engine: sglang and refused with engine: embedded")
-        return self
 
 
 class RewardConfig(Section):

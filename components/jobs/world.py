@@ -13,7 +13,7 @@ from components.harness import SamplerPolicy, chat_for, run_trial
 from components.pool import Task
 from components.records import Sampling, Trial
 from components.rollout import Attempt
-from components.sampler import ModelGeometry, Sampler, SGLangClient, launch_embedded
+from components.sampler import ModelGeometry, Sampler, SGLangClient, launch_sampler
 from components.sandbox import SandboxBackend, open_backend
 
 
@@ -75,8 +75,8 @@ def open_sampler(config: CampaignConfig, checkpoint: Path, *, seed: int, routing
         CheckpointError: `checkpoint` is no model folder; nothing was started.
     """
     ModelGeometry.read(checkpoint)
-    if config.sampler.engine == "sglang":
+    if config.sampler.urls:
         yield config.sampler.urls[0]
         return
-    with launch_embedded(config.sampler, checkpoint, seed=seed, routing=routing, log_path=log) as server:
+    with launch_sampler(config.sampler, checkpoint, seed=seed, routing=routing, log_path=log) as server:
         yield server.url

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from components.sampler.client import SGLangClient
 from components.sampler.geometry import ModelGeometry
-from components.sampler.launch import EmbeddedServer, launch_embedded
+from components.sampler.launch import SamplerServer, launch_sampler
 from components.sampler.protocol import Generation, ModelInfo, Sampler
 
 __all__ = [
-    "EmbeddedServer",
     "Generation",
     "ModelGeometry",
     "ModelInfo",
     "SGLangClient",
     "Sampler",
-    "launch_embedded",
+    "SamplerServer",
+    "launch_sampler",
 ]

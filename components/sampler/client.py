@@ -25,6 +25,7 @@ from components.sampler.protocol import Generation, ModelInfo
 _CONTROL_TIMEOUT_S = 60.0
 _HEALTH_TIMEOUT_S = 5.0
 _FLUSH_RETRY_S = 0.1
+_IDLE_CONNECTION_S = 2.0
 
 
 class SGLangClient:
@@ -179,8 +180,10 @@ class SGLangClient:
 
     async def _send(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> tuple[int, str]:
         if self._session is None:
-            # No limit on connections: each trial holds one while it generates.
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            # No limit on connections: each trial holds one while it generates. Idle ones are given up before SGLang
+            # does (after 5 s): a request on a connection that the server closes at that moment would be lost.
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_CONNECTION_S)
+            self._session = aiohttp.ClientSession(connector=connector)
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             async with self._session.request(method, self.url + path, json=body, timeout=timeout) as response:

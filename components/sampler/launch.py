@@ -1,36 +1,96 @@
-"""Starting the embedded server as a child process.
+"""Starting a sampler as a child process: the embedded server, or SGLang.
 
 Invariant: the child never outlives its parent, and a child that does not become ready raises one `ServiceError` with
-the last lines of its log.
+the last lines of its log. A restarted server keeps its URL.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import selectors
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from components.config import SamplerConfig
 from components.errors import ServiceError
+from components.sampler.guardian import GRACE_S as GUARDIAN_GRACE_S
 
 _ROOT = Path(__file__).parents[2]
+_HOST = "127.0.0.1"
 _LOG_LINES = 20
-# A server answers what it has and closes its sockets within a second; three are patience.
-_STOP_GRACE_S = 3.0
+# The embedded server answers what it has and closes its sockets within a second; three are patience.
+_EMBEDDED_GRACE_S = 3.0
+_POLL_S = 0.2
+_PORTS = range(20_000, 30_000)
 
 
-class EmbeddedServer:
-    """A running embedded server. `close()` ends it; so does the end of a `with` block, or of this process."""
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """How one server is started, again and again.
 
-    def __init__(self, process: subprocess.Popen[bytes], url: str, log_path: Path) -> None:
-        self._process = process
-        self.url = url
-        self.log_path = log_path
+    Attributes:
+        command: from (model folder, weight version, port) to the command line.
+        environment: beyond this process's own.
+        wait: from (process, port, timeout in seconds) to the port that answers; ServiceError when none does.
+        grace_s: how long it may take to end in order.
+        guarded: it must not be killed at once, since it ends others.
+    """
+
+    name: str
+    command: Callable[[Path, int, int], list[str]]
+    environment: dict[str, str]
+    wait: Callable[[subprocess.Popen[bytes], int, float], int]
+    timeout_s: float
+    grace_s: float
+    guarded: bool
+    log_path: Path
+
+    def start(self, model_path: Path, weight_version: int, port: int) -> tuple[subprocess.Popen[bytes], int]:
+        """Starts the server and waits until it answers."""
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("ab") as log:
+            offset = log.tell()
+            process = subprocess.Popen(
+                self.command(model_path, weight_version, port),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, **self.environment},
+                start_new_session=True,  # Ctrl-C reaches the parent, which then closes the server in order
+            )
+        try:
+            return process, self.wait(process, port, self.timeout_s)
+        except BaseException as error:
+            self.drop(process)
+            if isinstance(error, ServiceError):
+                tail = _tail(self.log_path, offset)
+                raise ServiceError(f"{self.name} for {model_path}: {error}\n{tail}") from None
+            raise
+
+    def drop(self, process: subprocess.Popen[bytes]) -> None:
+        """Ends a server that nobody waits for."""
+        _end(process, self.grace_s if self.guarded else 0.0)
+
+
+class SamplerServer:
+    """A running server. `close()` ends it; so does the end of a `with` block, or of this process."""
+
+    def __init__(self, launch: _Launch, model_path: Path, weight_version: int, port: int) -> None:
+        self._launch = launch
+        self._process, self._port = launch.start(model_path, weight_version, port)
+        self.url = f"http://{_HOST}:{self._port}"
+        self.log_path = launch.log_path
 
     @property
     def pid(self) -> int:
@@ -40,11 +100,20 @@ class EmbeddedServer:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    def restart(self, model_path: Path, weight_version: int) -> None:
+        """Ends what runs, however it does, and starts anew with other weights at the same URL.
+
+        Raises:
+            ServiceError: the new one did not become ready; nothing runs then.
+        """
+        self._launch.drop(self._process)
+        self._process, _ = self._launch.start(model_path, weight_version, self._port)
+
     def close(self) -> None:
         """Ends the server and waits for it. Idempotent."""
-        _end(self._process)
+        _end(self._process, self._launch.grace_s)
 
-    def __enter__(self) -> EmbeddedServer:
+    def __enter__(self) -> SamplerServer:
         return self
 
     def __exit__(
@@ -53,7 +122,7 @@ class EmbeddedServer:
         self.close()
 
 
-def launch_embedded(
+def launch_sampler(
     config: SamplerConfig,
     model_path: Path,
     *,
@@ -62,8 +131,8 @@ def launch_embedded(
     log_path: Path,
     weight_version: int = 0,
     port: int = 0,
-) -> EmbeddedServer:
-    """Starts a server for a checkpoint folder and waits until it accepts connections.
+) -> SamplerServer:
+    """Starts the configured server for a checkpoint folder and waits until it accepts requests.
 
     Args:
         routing: capture the experts of every token.
@@ -73,55 +142,91 @@ def launch_embedded(
     Raises:
         ServiceError: it ended, or was not ready within `config.start_timeout_s`.
     """
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": str(config.threads), "PYTHONPATH": _python_path()}
-    with log_path.open("ab") as log:
-        offset = log.tell()
-        process = subprocess.Popen(
-            _command(config, model_path, seed=seed, routing=routing, weight_version=weight_version, port=port),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=environment,
-            start_new_session=True,  # Ctrl-C reaches the parent, which then closes the server in order
-        )
-    try:
-        ready = _wait_ready(process, config.start_timeout_s)
-    except BaseException as error:
-        _end(process, grace_s=0.0)
-        if isinstance(error, ServiceError):
-            raise ServiceError(f"embedded sampler for {model_path}: {error}\n{_tail(log_path, offset)}") from None
-        raise
-    return EmbeddedServer(process, f"http://{ready['host']}:{ready['port']}", log_path)
+    if config.sglang is None:
+        how = _embedded(config, seed, routing, log_path)
+    else:
+        how = _sglang(config, seed, routing, log_path)
+        port = port or _free_port()
+    return SamplerServer(how, model_path, weight_version, port)
 
 
-def _command(
-    config: SamplerConfig, model_path: Path, *, seed: int, routing: bool, weight_version: int, port: int
-) -> list[str]:
-    values = {
-        "--model": model_path,
-        "--port": port,
-        "--slots": config.slots,
-        "--context": config.context_tokens,
-        "--prefill-tokens": config.prefill_tokens,
-        "--dtype": config.dtype,
-        "--router-dtype": config.router_dtype,
-        "--threads": config.threads,
-        "--seed": seed,
-        "--weight-version": weight_version,
-        "--parent": os.getpid(),
-    }
-    flags = [str(part) for pair in values.items() for part in pair]
-    capture = ["--enable-return-routed-experts"] if routing else []
-    return [sys.executable, "-m", "components.sampler.server", *flags, *capture]
+def _embedded(config: SamplerConfig, seed: int, routing: bool, log_path: Path) -> _Launch:
+    def command(model_path: Path, weight_version: int, port: int) -> list[str]:
+        values = {
+            "--model": model_path,
+            "--port": port,
+            "--slots": config.slots,
+            "--context": config.context_tokens,
+            "--prefill-tokens": config.prefill_tokens,
+            "--dtype": config.dtype,
+            "--router-dtype": config.router_dtype,
+            "--threads": config.threads,
+            "--seed": seed,
+            "--weight-version": weight_version,
+            "--parent": os.getpid(),
+        }
+        capture = ["--enable-return-routed-experts"] if routing else []
+        return [sys.executable, "-m", "components.sampler.server", *_flags(values), *capture]
+
+    environment = {"OMP_NUM_THREADS": str(config.threads), "PYTHONPATH": _python_path()}
+    timeout_s = config.start_timeout_s
+    return _Launch("embedded sampler", command, environment, _wait_line, timeout_s, _EMBEDDED_GRACE_S, False, log_path)
+
+
+def _sglang(config: SamplerConfig, seed: int, routing: bool, log_path: Path) -> _Launch:
+    settings = config.sglang
+    assert settings is not None
+
+    def command(model_path: Path, weight_version: int, port: int) -> list[str]:
+        values = {
+            "--model-path": model_path,
+            "--host": _HOST,
+            "--port": port,
+            # By itself SGLang takes an ephemeral one and binds it a minute later, when it may be gone.
+            "--nccl-port": _free_port(),
+            "--dtype": config.dtype,
+            "--context-length": config.context_tokens,
+            "--max-running-requests": config.slots,
+            # The whole prompt in one piece crashes capture in 0.5.12: a positive chunk is the rule.
+            "--chunked-prefill-size": config.prefill_tokens,
+            "--random-seed": seed,
+            "--weight-version": weight_version,
+            # What a request leaves out is SGLang's neutral value, not the checkpoint's generation_config.json.
+            "--sampling-defaults": "openai",
+        }
+        # Ids are all that is exchanged, and a checkpoint of ours need not have a tokenizer that SGLang reads.
+        switches = ["--skip-tokenizer-init", *(["--enable-return-routed-experts"] if routing else [])]
+        guard = [sys.executable, "-m", "components.sampler.guardian", "--parent", str(os.getpid())]
+        # `env`, since the guardian is ours and must not see what the server is given (PYTHONPATH, say).
+        given = [f"{name}={value}" for name, value in settings.environment.items()]
+        server = ["env", *given, settings.python, "-m", "sglang.launch_server"]
+        return [*guard, *server, *_flags(values), *switches, *settings.arguments]
+
+    # /health then says whether the server is up; otherwise it generates, and hangs while paused.
+    environment = {"PYTHONPATH": _python_path(), "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+    timeout_s, grace_s = config.start_timeout_s, GUARDIAN_GRACE_S + 1
+    return _Launch("SGLang", command, environment, _wait_health, timeout_s, grace_s, True, log_path)
+
+
+def _flags(values: Mapping[str, object]) -> list[str]:
+    return [str(part) for pair in values.items() for part in pair]
 
 
 def _python_path() -> str:
     return os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
 
 
-def _wait_ready(process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, object]:
-    """Reads the ready line.
+def _free_port() -> int:
+    """A port that is free now, from below the range that the kernel gives to outgoing connections."""
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((_HOST, port))
+            return port
+    raise ServiceError(f"no port from {_PORTS[0]} to {_PORTS[-1]} is free")
+
+
+def _wait_line(process: subprocess.Popen[bytes], port: int, timeout_s: float) -> int:
+    """Reads the embedded server's ready line.
 
     Raises:
         ServiceError: the process ended or stayed silent.
@@ -138,11 +243,29 @@ def _wait_ready(process: subprocess.Popen[bytes], timeout_s: float) -> dict[str,
             if not part:
                 raise ServiceError(f"ended with exit code {process.wait()} before it was ready")
             line += part
-    ready: dict[str, object] = json.loads(line)
-    return ready
+    ready: dict[str, int] = json.loads(line)
+    return ready["port"]
 
 
-def _end(process: subprocess.Popen[bytes], grace_s: float = _STOP_GRACE_S) -> None:
+def _wait_health(process: subprocess.Popen[bytes], port: int, timeout_s: float) -> int:
+    """Asks SGLang's `/health` until it answers 200, which it does after its warm-up.
+
+    Raises:
+        ServiceError: the process ended, or stayed unhealthy.
+    """
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ServiceError(f"ended with exit code {process.returncode} before it was ready")
+        try:
+            with urllib.request.urlopen(f"http://{_HOST}:{port}/health", timeout=_POLL_S * 5):
+                return port
+        except (urllib.error.URLError, OSError):
+            time.sleep(_POLL_S)
+    raise ServiceError(f"was not ready within {timeout_s:g} s")
+
+
+def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.close()  # the lifeline: the server stops by itself

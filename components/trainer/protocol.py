@@ -7,12 +7,13 @@ freely; the actor's log-probs and step replay the recorded routing when asked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from components.errors import RecordError
 from components.records import Float32, Sample
@@ -86,6 +87,10 @@ class Trainer(Protocol):
 
     def save_hf(self, folder: Path) -> None:
         """Writes the actor as a Hugging Face folder, atomically."""
+        ...
+
+    def stream_hf(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors that `save_hf` writes, by the same names, one at a time: no second set of weights is held."""
         ...
 
     def save(self, folder: Path) -> None:

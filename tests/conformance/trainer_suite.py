@@ -183,6 +183,14 @@ class TrainerSuite:
         for a, b in zip(values, other_values, strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6)
 
+    def test_the_stream_of_weights_is_the_saved_folder(self, make: Make, tmp_path: Path) -> None:
+        trainer = make()
+        trainer.save_hf(tmp_path / "hf")
+        saved = load_file(tmp_path / "hf" / "model.safetensors")
+        streamed = dict(trainer.stream_hf())
+        assert streamed.keys() == saved.keys()
+        assert all(tensor.is_contiguous() and tensor.equal(saved[name]) for name, tensor in streamed.items())
+
     @pytest.mark.parametrize("actor", [ADAM, MUON], ids=["adam", "muon"])
     def test_a_resumed_run_is_bit_equal(
         self, make: Make, samples: list[Sample], tmp_path: Path, actor: OptimizerConfig

@@ -13,7 +13,7 @@ from components.config import ModelConfig, SamplerConfig, TrainerConfig
 from components.errors import InfraFault
 from components.publish import publish
 from components.records import Sampling
-from components.sampler import EmbeddedServer, Generation, ModelGeometry, SGLangClient, launch_embedded
+from components.sampler import Generation, ModelGeometry, SamplerServer, SGLangClient, launch_sampler
 from components.trainer.megatron import MegatronTrainer
 
 MODEL = ModelConfig(
@@ -35,13 +35,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture
-def server(folders: list[Path], tmp_path: Path) -> Iterator[EmbeddedServer]:
+def server(folders: list[Path], tmp_path: Path) -> Iterator[SamplerServer]:
     config = SamplerConfig(slots=2, context_tokens=64)
-    with launch_embedded(config, folders[0], seed=1, routing=False, log_path=tmp_path / "log") as running:
+    with launch_sampler(config, folders[0], seed=1, routing=False, log_path=tmp_path / "log") as running:
         yield running
 
 
-def _client(server: EmbeddedServer, folder: Path) -> SGLangClient:
+def _client(server: SamplerServer, folder: Path) -> SGLangClient:
     return SGLangClient(server.url, model=ModelGeometry.read(folder, 64))
 
 
@@ -51,7 +51,7 @@ async def _draw(client: SGLangClient) -> Generation:
     )
 
 
-async def test_published_weights_are_those_that_answer(server: EmbeddedServer, folders: list[Path]) -> None:
+async def test_published_weights_are_those_that_answer(server: SamplerServer, folders: list[Path]) -> None:
     client = _client(server, folders[0])
     try:
         before = await _draw(client)
@@ -65,7 +65,7 @@ async def test_published_weights_are_those_that_answer(server: EmbeddedServer, f
 
 
 async def test_a_broken_checkpoint_is_refused_and_the_old_weights_go_on(
-    server: EmbeddedServer, folders: list[Path], tmp_path: Path
+    server: SamplerServer, folders: list[Path], tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(folders[1], broken)
@@ -80,7 +80,7 @@ async def test_a_broken_checkpoint_is_refused_and_the_old_weights_go_on(
         await client.close()
 
 
-async def test_a_dead_sampler_is_a_fault(server: EmbeddedServer, folders: list[Path]) -> None:
+async def test_a_dead_sampler_is_a_fault(server: SamplerServer, folders: list[Path]) -> None:
     client = _client(server, folders[0])
     server.close()
     try:

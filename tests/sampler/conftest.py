@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 pytest.register_assert_rewrite("tests.conformance.sampler_suite")
 
 from components.config import SamplerConfig  # noqa: E402
-from components.sampler import EmbeddedServer, launch_embedded  # noqa: E402
+from components.sampler import SamplerServer, launch_sampler  # noqa: E402
 
 CONTEXT = 1024
+SLOTS = 8
 SHAPE = {
     "vocab_size": 96,
     "hidden_size": 32,
@@ -103,8 +104,8 @@ def other_oracle(other_folder: Path) -> Oracle:
 
 
 @pytest.fixture(scope="session")
-def embedded(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    config = SamplerConfig(slots=8, context_tokens=CONTEXT, prefill_tokens=64)
+def embedded(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SamplerServer]:
+    config = SamplerConfig(slots=SLOTS, context_tokens=CONTEXT, prefill_tokens=64)
     log = tmp_path_factory.mktemp("log") / "sampler.log"
-    with launch_embedded(config, model_folder, seed=0, routing=True, log_path=log) as server:
+    with launch_sampler(config, model_folder, seed=0, routing=True, log_path=log) as server:
         yield server

@@ -1,27 +1,25 @@
-"""The shared suite against the embedded server, and against a real SGLang where one runs.
-
-For the latter, serve two checkpoints of `tests.sampler.conftest.write_model` (docs/sampler.md) and set
-LONGSHELL_SGLANG_URL, LONGSHELL_SGLANG_MODEL and LONGSHELL_SGLANG_OTHER_MODEL.
-"""
+"""The shared suite against the embedded server, and (`make sglang`) against a real SGLang."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from components.sampler import EmbeddedServer
+from components.config import SamplerConfig, SGLangConfig
+from components.sampler import SamplerServer, launch_sampler
 from tests.conformance.sampler_suite import SamplerSuite, Wire, tokens
-from tests.sampler.conftest import CONTEXT, Oracle
+from tests.sampler.conftest import CONTEXT, SLOTS, Oracle
 
 
 class TestEmbedded(SamplerSuite):
     """Also what only the embedded server promises."""
 
     @pytest.fixture
-    def url(self, embedded: EmbeddedServer) -> str:
+    def url(self, embedded: SamplerServer) -> str:
         return embedded.url
 
     @pytest.fixture
@@ -80,27 +78,44 @@ class TestEmbedded(SamplerSuite):
         assert (await wire.generate(tokens(1, 5)))[1]["meta_info"]["weight_version"] == "33"
 
 
+SGLANG_PYTHON = os.environ.get("LONGSHELL_SGLANG_PYTHON")
+# What a CPU needs beyond what `launch_sampler` passes everywhere.
+SGLANG = SGLangConfig(
+    python=SGLANG_PYTHON or "",
+    arguments=(
+        "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
+        "--disable-overlap-schedule", "--disable-cuda-graph", "--mem-fraction-static", "0.1",
+        "--max-total-tokens", "8192",
+    ),
+    environment={
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "PYTHONPATH": str(Path(__file__).parent / "sglang_cpu" / "shim"),
+        "OMP_NUM_THREADS": "1",
+    },
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def sglang(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SamplerServer]:
+    """A stock SGLang on this CPU. Its start takes half a minute on an idle machine."""
+    config = SamplerConfig(
+        engine="sglang", sglang=SGLANG, slots=SLOTS, context_tokens=CONTEXT, prefill_tokens=64, start_timeout_s=500
+    )
+    log = tmp_path_factory.mktemp("log") / "sglang.log"
+    with launch_sampler(config, model_folder, seed=0, routing=True, log_path=log) as server:
+        yield server
+
+
 @pytest.mark.sglang_cpu
-@pytest.mark.skipif("LONGSHELL_SGLANG_URL" not in os.environ, reason="no real SGLang runs here")
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(SGLANG_PYTHON is None, reason="`make sglang` installs a real SGLang and runs this")
 class TestSGLang(SamplerSuite):
-    """A real SGLang, started by hand."""
+    """The stock wheel."""
 
-    @pytest.fixture(scope="class")
-    def url(self) -> str:
-        return os.environ["LONGSHELL_SGLANG_URL"]
+    @pytest.fixture
+    def url(self, sglang: SamplerServer) -> str:
+        return sglang.url
 
-    @pytest.fixture(scope="class")
-    def folder(self) -> Path:
-        return Path(os.environ["LONGSHELL_SGLANG_MODEL"])
-
-    @pytest.fixture(scope="class")
-    def other_folder(self) -> Path:
-        return Path(os.environ["LONGSHELL_SGLANG_OTHER_MODEL"])
-
-    @pytest.fixture(scope="class")
-    def oracle(self, folder: Path) -> Oracle:
-        return Oracle(folder)
-
-    @pytest.fixture(scope="class")
-    def other_oracle(self, other_folder: Path) -> Oracle:
-        return Oracle(other_folder)
+    @pytest.fixture
+    def folder(self, model_folder: Path) -> Path:
+        return model_folder

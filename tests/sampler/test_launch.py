@@ -17,14 +17,14 @@ import pytest
 
 from components.config import SamplerConfig
 from components.errors import ServiceError
-from components.sampler import EmbeddedServer, launch_embedded
+from components.sampler import SamplerServer, launch_sampler
 from tests.sampler.conftest import CONTEXT
 
 CONFIG = SamplerConfig(slots=2, context_tokens=CONTEXT)
 
 
-def launch(folder: Path, tmp_path: Path, config: SamplerConfig = CONFIG, port: int = 0) -> EmbeddedServer:
-    return launch_embedded(config, folder, seed=0, routing=True, log_path=tmp_path / "logs" / "sampler.log", port=port)
+def launch(folder: Path, tmp_path: Path, config: SamplerConfig = CONFIG, port: int = 0) -> SamplerServer:
+    return launch_sampler(config, folder, seed=0, routing=True, log_path=tmp_path / "logs" / "sampler.log", port=port)
 
 
 def ended(pid: int, within_s: float) -> bool:
@@ -56,7 +56,7 @@ def test_a_server_that_is_not_ready_in_time_is_ended(model_folder: Path, tmp_pat
 
 
 def test_the_server_outlives_the_thread_that_started_it_and_ends_with_close(model_folder: Path, tmp_path: Path) -> None:
-    started: list[EmbeddedServer] = []
+    started: list[SamplerServer] = []
     thread = threading.Thread(target=lambda: started.append(launch(model_folder, tmp_path)))
     thread.start()
     thread.join()
@@ -72,9 +72,9 @@ PARENT = """
 import json, os, sys, time
 from pathlib import Path
 from components.config import SamplerConfig
-from components.sampler import launch_embedded
-server = launch_embedded(SamplerConfig(slots=2, context_tokens=64), Path(sys.argv[1]), seed=0, routing=True,
-                         log_path=Path(sys.argv[2]))
+from components.sampler import launch_sampler
+server = launch_sampler(SamplerConfig(slots=2, context_tokens=64), Path(sys.argv[1]), seed=0, routing=True,
+                        log_path=Path(sys.argv[2]))
 if os.fork() == 0:  # an unrelated child that inherits the lifeline's other end
     time.sleep(20)
     os._exit(0)

@@ -22,9 +22,9 @@ from aiohttp import web
 
 from components.errors import CheckpointError
 from components.sampler.engine import DTYPES, Weights, load_weights, open_engine
+from components.sampler.lifeline import watch_parent
 from components.sampler.server.app import Service
 from components.sampler.server.driver import Driver
-from components.sampler.server.lifeline import watch_parent
 
 _LOG = logging.getLogger("sampler.server")
 

@@ -173,7 +173,8 @@ def _with_sampling(
         temperature=1.0 if greedy else temperature,
         top_p=1.0 if greedy else top_p,
         top_k=1 if greedy else top_k,
-        stop_ids=frozenset(stops) if ignore_eos else limits.eos_ids.union(stops),
+        # As in SGLang, ignore_eos ignores the stop ids of the request too.
+        stop_ids=frozenset() if ignore_eos else limits.eos_ids.union(stops),
         seed=None if params.get("sampling_seed") is None else _integer(params, "sampling_seed", 0, 0, None),
         input_logprobs_from=input_logprobs_from,
     )

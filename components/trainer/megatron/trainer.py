@@ -6,7 +6,7 @@ Invariants: actor, critic and behaviour snapshot are three separate sets of weig
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -147,6 +147,10 @@ class MegatronTrainer:
     def save_hf(self, folder: Path) -> None:
         """See `Trainer.save_hf`."""
         weights.write_folder(folder, self.actor.parameters(), self.model)
+
+    def stream_hf(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Trainer.stream_hf`."""
+        return weights.stream_hugging_face(self.actor.parameters(), self.model)
 
     def save(self, folder: Path) -> None:
         """See `Trainer.save`."""

@@ -10,7 +10,7 @@ Megatron fuses: `linear_qkv` holds, for each key-value group, its query heads, t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,30 +94,35 @@ def to_megatron(weights: Mapping[str, Tensor], model: ModelConfig) -> dict[str, 
 
 def to_hugging_face(parameters: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
     """Hugging Face's on-disk weights from Megatron's parameters."""
-    result = {
-        "model.embed_tokens.weight": parameters["embedding.word_embeddings.weight"],
-        "model.norm.weight": parameters["decoder.final_layernorm.weight"],
-    }
+    return dict(stream_hugging_face(parameters, model))
+
+
+def stream_hugging_face(parameters: Mapping[str, Tensor], model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
+    """The same one by one: a copy of each tensor, made when it is asked for."""
+    for name, tensor in _hugging_face_views(parameters, model):
+        yield name, tensor.detach().contiguous().clone()
+
+
+def _hugging_face_views(parameters: Mapping[str, Tensor], model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
+    yield "model.embed_tokens.weight", parameters["embedding.word_embeddings.weight"]
+    yield "model.norm.weight", parameters["decoder.final_layernorm.weight"]
     if not model.tie_word_embeddings:
-        result["lm_head.weight"] = parameters["output_layer.weight"]
+        yield "lm_head.weight", parameters["output_layer.weight"]
     heads, groups, head = model.num_attention_heads, model.num_key_value_heads, model.head_dim
     for layer in range(model.num_hidden_layers):
         theirs, ours = f"model.layers.{layer}.", f"decoder.layers.{layer}."
-        result |= {theirs + other: parameters[ours + name] for name, other in RENAMED.items()}
+        yield from ((theirs + other, parameters[ours + name]) for name, other in RENAMED.items())
         fused = parameters[ours + "self_attention.linear_qkv.weight"].view(groups, -1, model.hidden_size)
         split = torch.split(fused, [heads // groups * head, head, head], dim=1)
         for letter, part in zip("qkv", split, strict=True):
-            result[f"{theirs}self_attn.{letter}_proj.weight"] = part.reshape(-1, model.hidden_size)
+            yield f"{theirs}self_attn.{letter}_proj.weight", part.reshape(-1, model.hidden_size)
         first, second = parameters[ours + "mlp.experts.linear_fc1"], parameters[ours + "mlp.experts.linear_fc2"]
         for expert in range(model.num_experts):
             prefix = f"{theirs}mlp.experts.{expert}."
             gate, up = first[expert].chunk(2)
-            result |= {
-                prefix + "gate_proj.weight": gate,
-                prefix + "up_proj.weight": up,
-                prefix + "down_proj.weight": second[expert],
-            }
-    return {name: tensor.detach().contiguous().clone() for name, tensor in result.items()}
+            yield prefix + "gate_proj.weight", gate
+            yield prefix + "up_proj.weight", up
+            yield prefix + "down_proj.weight", second[expert]
 
 
 def write_folder(folder: Path, parameters: Mapping[str, Tensor], model: ModelConfig) -> None:
