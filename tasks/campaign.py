@@ -9,6 +9,8 @@ from typing import Any
 from components.artifacts import ArtifactStore
 from components.config import CampaignConfig
 from components.errors import ConfigError
+from components.planner import require
+from tasks.site import Site
 
 
 def campaign_name(config: CampaignConfig) -> str:
@@ -60,6 +62,16 @@ def check_model(config: CampaignConfig) -> None:
         raise ConfigError([f"model.path: there is no folder {path}"], "configuration")
     if not (Path(path) / "config.json").is_file():
         raise ConfigError([f"model.path: {path} is not a Hugging Face model (no config.json)"], "configuration")
+
+
+def check_plan(config: CampaignConfig, site: Site) -> None:
+    """Refuses a campaign that this machine cannot hold; jobs of a given Ray cluster ask their own machine.
+
+    Raises:
+        ConfigError: with the arithmetic.
+    """
+    if "ray" not in site.given:
+        require(config)
 
 
 def _differences(before: Any, now: Any, path: str = "") -> list[str]:

@@ -15,8 +15,10 @@ from tasks.site import Site
 @task(name="claim")
 def claim(config: CampaignConfig) -> str:
     """Takes the campaign's name for this configuration, or refuses; gives the name."""
+    site = Site.current()
     campaigns.check_model(config)
-    campaigns.claim(config, Site.current().store())
+    campaigns.check_plan(config, site)
+    campaigns.claim(config, site.store())
     return campaigns.campaign_name(config)
 
 

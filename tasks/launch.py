@@ -22,7 +22,7 @@ from prefect.logging.handlers import APILogWorker
 
 from components.config import CampaignConfig, load
 from components.errors import LongshellError
-from tasks.campaign import check_claim, check_model
+from tasks.campaign import check_claim, check_model, check_plan
 from tasks.drive import stop_followed
 from tasks.site import Site
 from tasks.stack import settings
@@ -45,6 +45,7 @@ def main(flow: Flow[..., Any], argv: Sequence[str] | None = None, *, reports: bo
         config = load(arguments.config, arguments.overrides)
         check_model(config)
         site = Site.current()
+        check_plan(config, site)
         store = site.store()
         check_claim(config, store)
         if not (reports and finished(config, store)):

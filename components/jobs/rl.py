@@ -26,6 +26,7 @@ from components.jobs.job import Job, log, main
 from components.jobs.rollouts import collect, start_actor
 from components.jobs.world import client, open_sampler
 from components.learning import learn
+from components.planner import require
 from components.pool import Cursor
 from components.publish import publish
 from components.rollout import SpooledBatch, load_batch
@@ -154,6 +155,7 @@ class Leg:
 
 def leg(job: Job) -> dict[str, Any]:
     """The stage. Result: {"checkpoint", "state", "step", "metrics", "launched", "cancelled"}."""
+    require(job.config)
     shutil.rmtree(job.folder / "batches", ignore_errors=True)
     first = int(job.inputs["first_step"])
     last = first + job.config.rl.leg_steps

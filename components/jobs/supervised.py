@@ -22,6 +22,7 @@ from components.jobs.checkpoints import publish_checkpoint
 from components.jobs.job import Job, log
 from components.learning import Supervised
 from components.learning.corpus import load_corpus, save_corpus
+from components.planner import require
 from components.pool import Split, generate
 from components.records import Sample
 from components.sandbox import open_backend
@@ -40,6 +41,7 @@ def train(job: Job, config: SupervisedConfig, *, start: Path | None, tokenizer_f
 
     Result: {"checkpoint", "step", "metrics", "demonstrations": {"n", "pass_rate"}}.
     """
+    require(job.config)
     corpus, summary = _demonstrations(job, config, tokenizer_from)
     extra = repeats(config.demonstrations.repeats, vocab_size=job.config.model.vocab_size, seed=job.config.seed)
     run = Supervised([*corpus, *extra], config, job.config.seed)

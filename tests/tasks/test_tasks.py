@@ -19,7 +19,8 @@ from components.errors import ConfigError, JobFailed, ServiceError, StopReason, 
 from components.records import Reward, TaskRef, Trial, Turn, VerifierReport
 from components.rollout import Ledger, Outcome, save_batch
 from components.tracking import Run, Tracker
-from tasks import campaign, mirror, summary
+from flows.campaign import campaign as campaign_flow
+from tasks import campaign, launch, mirror, summary
 from tasks.drive import is_retriable
 from tasks.mirror import Mirror, Steps
 from tasks.site import Site
@@ -67,6 +68,28 @@ def test_a_model_folder_that_is_none_is_refused(tmp_path: Path) -> None:
         campaign.check_model(miniature("model.path=/no/such", "base=null"))
     with pytest.raises(ConfigError, match=r"no config\.json"):
         campaign.check_model(miniature(f"model.path={tmp_path}", "base=null"))
+
+
+LARGE = ("model.hidden_size=8192", "model.num_hidden_layers=64", "model.num_experts=512")
+
+
+def test_a_campaign_that_this_machine_cannot_hold_is_refused_unless_another_one_runs_it(tmp_path: Path) -> None:
+    home = {"LONGSHELL_HOME": str(tmp_path)}
+    with pytest.raises(ConfigError, match=r"does not fit: .* GiB of this machine; \w+ decides"):
+        campaign.check_plan(miniature(*LARGE), Site.current(home))
+    campaign.check_plan(miniature(*LARGE), Site.current({**home, "LONGSHELL_RAY_JOBS": "http://cluster:8265"}))
+    campaign.check_plan(miniature(), Site.current(home))
+
+
+def test_the_command_line_refuses_it_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LONGSHELL_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("LONGSHELL_RAY_JOBS", raising=False)
+    config = str(REPOSITORY / "configs" / "miniature.yaml")
+    assert launch.main(campaign_flow, ["--config", config, *LARGE]) == launch.EXIT_REFUSED
+    assert "does not fit" in capsys.readouterr().err
+    assert not (tmp_path / "home").exists()
 
 
 def test_the_site_is_what_the_environment_says(tmp_path: Path) -> None:

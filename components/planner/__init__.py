@@ -1,0 +1,23 @@
+"""What fits: a trainer layout (Eq 21), the split into samplers and trainers (Eq 22), a campaign on this machine."""
+
+from components.planner.balance import Split, balance, split
+from components.planner.capacity import CapacityReport, Plan, StageBytes, capacity
+from components.planner.host import HostReport, host
+from components.planner.require import require
+from components.planner.search import layouts
+from components.planner.shape import ModelShape
+
+__all__ = [
+    "CapacityReport",
+    "HostReport",
+    "ModelShape",
+    "Plan",
+    "Split",
+    "StageBytes",
+    "balance",
+    "capacity",
+    "host",
+    "layouts",
+    "require",
+    "split",
+]

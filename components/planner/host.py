@@ -1,0 +1,109 @@
+"""What a campaign needs of the machine that it runs on, when that is one machine with processors only.
+
+Invariant: every term is what the campaign holds at the same time at the least, so a configuration that is refused could
+not have run. What sandboxes use is their commands' and is not counted; their limits bound it.
+
+The trainer computes in float32: weights, gradients and two moments are sixteen bytes a parameter, against Eq 21's
+eighteen for bf16 weights. Nothing is recomputed, so the values of every layer are kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from components.config import CampaignConfig
+from components.planner.capacity import GIB
+from components.planner.shape import FP32, ModelShape
+
+MOMENTS = {"adam": 2, "muon": 1}
+PROCESS = 0.35 * GIB
+"""Resident memory of a process with torch and Megatron, or torch and the sampler, before it has a model (measured)."""
+SERVICES = 1.2 * GIB
+"""Prefect, Ray and MLflow, idle (measured)."""
+SAMPLERS = 2
+"""One for the rollouts, and one for the evaluation that runs beside them."""
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Where a container's memory limit is written, in control groups v2 and v1."""
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """Bytes that a campaign needs, by kind, and what the machine has.
+
+    Attributes:
+        terms: bytes by kind.
+        tokens: of the longest trajectory, for which activations and logits are counted.
+        memory: bytes of the machine.
+    """
+
+    terms: dict[str, float]
+    tokens: int
+    memory: int
+
+    @property
+    def total(self) -> float:
+        """Bytes in all."""
+        return sum(self.terms.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits."""
+        return self.total <= self.memory
+
+    @property
+    def decides(self) -> str:
+        """The largest term."""
+        return max(self.terms, key=lambda name: self.terms[name])
+
+    def explain(self) -> str:
+        """The arithmetic in a line."""
+        terms = " + ".join(f"{name} {value / GIB:.2f}" for name, value in self.terms.items())
+        verdict = "within" if self.fits else "over"
+        return (
+            f"at {self.tokens:,} tokens a trajectory: {terms} = {self.total / GIB:.2f} GiB, {verdict} the "
+            f"{self.memory / GIB:.1f} GiB of this machine; {self.decides} decides"
+        )
+
+
+def host(config: CampaignConfig, memory: int | None = None) -> HostReport:
+    """The arithmetic of one machine, for the stage that needs most: a leg of RL beside an evaluation.
+
+    Args:
+        config: the campaign.
+        memory: bytes of the machine; None for the one that we are on.
+    """
+    actor = ModelShape.of(config.model)
+    critic = actor.parameters
+    if config.model.tie_word_embeddings:
+        critic += config.model.vocab_size * config.model.hidden_size
+    tokens = config.harness.max_context_tokens
+    trained = {"actor": actor.parameters, "critic": critic}
+    kinds = {"actor": config.ppo.actor.kind, "critic": config.ppo.critic.kind}
+    terms = {
+        "services": SERVICES,
+        "trainer": PROCESS,
+        **{name: FP32 * (2 + MOMENTS[kinds[name]]) * float(count) for name, count in trained.items()},
+        # The snapshot of the generating version, and the current weights while it stands in for them.
+        "snapshot": 2.0 * FP32 * actor.parameters,
+        "activations": float(actor.layers * actor.work_bytes_per_token * tokens),
+        # Logits and their gradient; in RL each sampled token has a row.
+        "logits": 2.0 * FP32 * actor.vocab * min(tokens, config.harness.max_turn_tokens),
+    }
+    if config.sampler.engine == "embedded":
+        width = 1 if config.sampler.dtype == "float32" else 0.5
+        sequences = config.sampler.slots * config.sampler.context_tokens
+        terms["samplers"] = SAMPLERS * (PROCESS + width * FP32 * actor.parameters)
+        terms["sampler caches"] = SAMPLERS * width * 2.0 * actor.kv_bytes_per_token * sequences
+    return HostReport(terms, tokens, machine_memory() if memory is None else memory)
+
+
+def machine_memory() -> int:
+    """Bytes of memory of this machine, or of the container that this process is in."""
+    memory = psutil.virtual_memory().total
+    for path in LIMITS:
+        if path.is_file() and (text := path.read_text().strip()).isdecimal():
+            memory = min(memory, int(text))
+    return int(memory)
