@@ -57,11 +57,12 @@ def trajectory() -> list[Turn]:
     """Turns of equal growth, made by the history that the harness uses."""
     generator = np.random.default_rng(0)
     lengths = np.diff(np.linspace(0, TOKENS, TURNS + 1).astype(int)) - ANSWER
-    history, turns = TokenHistory([]), []
+    history, turns = TokenHistory(), []
     for length in lengths:
-        history.append_context(generator.integers(0, VOCABULARY, length).astype(np.int32))
+        history = history.with_context(generator.integers(0, VOCABULARY, length).astype(np.int32))
         ids = generator.integers(0, VOCABULARY, ANSWER).astype(np.int32)
-        turns.append(history.append_turn(Drawn(ids, -generator.random(ANSWER).astype(np.float32))))
+        turn, history = history.with_turn(Drawn(ids, -generator.random(ANSWER).astype(np.float32)))
+        turns.append(turn)
     return turns
 
 

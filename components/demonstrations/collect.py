@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from components.config import HabitConfig, HarnessConfig, SandboxConfig
 from components.demonstrations.demonstrator import Demonstrator
 from components.errors import FaultCause, InfraFault, StopReason
-from components.harness import Chat, Progress, Prompt, ScriptedPolicy, chat_for
+from components.gateway import ChatTemplate, Trajectory
+from components.harness import Progress, ScriptedPolicy, template_for, wording_for
 from components.harness.loop import AgentLoop, Clock
 from components.pool import GeneratedTask
 from components.pool.directory import ENVIRONMENT, VERIFIER_TIMEOUT_S, WORKDIR, verifier_script
-from components.records import Sample, Sampling, VerifierReport
+from components.records import Sample, VerifierReport
 from components.reward import parse_report
 from components.sandbox import Sandbox, SandboxBackend, SandboxSpec, Terminal
 from components.tito import Tokenizer, stitch
@@ -65,7 +66,7 @@ async def collect(
     Raises:
         InfraFault: a box failed.
     """
-    stage = _Stage(habits, seed, tokenizer, chat_for(tokenizer, harness), harness)
+    stage = _Stage(habits, seed, tokenizer, template_for(tokenizer, harness), harness)
     spec = SandboxSpec.within(sandbox, env=ENVIRONMENT)
     waiting = iter(enumerate(tasks))
     done: dict[int, Demonstration] = {}
@@ -92,7 +93,7 @@ class _Stage:
     habits: HabitConfig
     seed: int
     tokenizer: Tokenizer
-    chat: Chat
+    template: ChatTemplate
     harness: HarnessConfig
 
 
@@ -113,19 +114,18 @@ async def _in_one_box(
 async def _demonstrate(task: GeneratedTask, box: Sandbox, terminal: Terminal, stage: _Stage) -> Demonstration:
     await _lay_out(task, box, terminal)
     config = stage.harness
+    policy = ScriptedPolicy(stage.template, Demonstrator(task, stage.habits, stage.seed))
     loop = AgentLoop(
-        policy=ScriptedPolicy(stage.chat, Demonstrator(task, stage.habits, stage.seed)),
+        trajectory=Trajectory(policy, stage.template),
         terminal=terminal,
-        chat=stage.chat,
-        prompt=Prompt(config.prompt_style, config.max_command_s, config.observation_bytes),
+        wording=wording_for(config),
         config=config,
-        sampling=Sampling(),
         progress=Progress(),
         clock=Clock(),
     )
     stop = await loop.run(task.instruction)
     report = await _grade(task, box)
-    samples = stitch(loop.turns, stage.tokenizer, trial_id=f"demonstration-{stage.seed}-{task.task_id}")
+    samples = stitch(loop.trajectory.turns, stage.tokenizer, trial_id=f"demonstration-{stage.seed}-{task.task_id}")
     return Demonstration(task.task_id, samples, stop, report)
 
 

@@ -7,13 +7,15 @@ tokens, a digit is always one token, a word of the lexicon is one token. The fol
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Model
 
-from components.errors import CheckpointError, ConfigError
+from components.errors import ConfigError
+from components.gateway import chatml
+from components.tito import BpeTokenizer
 
 PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 SPECIALS = (PAD, START, END)
@@ -22,13 +24,6 @@ PIECES = (
     r"|\\n|\d|[ ]?[A-Za-z]+|[\"\\]|[^A-Za-z\d\s\"\\]+|\s+"
 )
 """What no token may cross: a run of JSON keys with its punctuation, an escaped newline, a digit, a word."""
-
-CHAT_TEMPLATE = (
-    "{%- for message in messages -%}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + SEPARATOR }}"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
-)
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int, folder: Path, separator: str) -> BpeTokenizer:
@@ -61,43 +56,6 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, folder: Path, sepa
     return BpeTokenizer(model)
 
 
-class BpeTokenizer:
-    """Ids of text and back. Special-token markers in the text are encoded as the special tokens."""
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-
-    @classmethod
-    def load(cls, folder: Path) -> BpeTokenizer:
-        """The tokenizer of a model folder.
-
-        Raises:
-            CheckpointError: there is none, or it cannot be read.
-        """
-        path = folder / "tokenizer.json"
-        try:
-            return cls(Model.from_str(path.read_text(encoding="utf-8")))
-        except OSError as error:
-            raise CheckpointError(f"{path}: {error.strerror}") from error
-        except Exception as error:  # the library raises bare Exception for every malformed file
-            raise CheckpointError(f"{path}: not a tokenizer: {error}") from error
-
-    @property
-    def vocab_size(self) -> int:
-        return self._model.get_vocab_size()
-
-    def encode(self, text: str) -> list[int]:
-        return self._model.encode(text, add_special_tokens=False).ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._model.decode([int(token) for token in ids], skip_special_tokens=False)
-
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids, and the [start, end) of each in the characters of `text`."""
-        encoding = self._model.encode(text, add_special_tokens=False)
-        return encoding.ids, encoding.offsets
-
-
 def _settings(separator: str) -> dict[str, object]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -106,7 +64,7 @@ def _settings(separator: str) -> dict[str, object]:
         "extra_special_tokens": [START],
         "clean_up_tokenization_spaces": False,
         "model_max_length": 1_000_000,
-        "chat_template": CHAT_TEMPLATE.replace("SEPARATOR", json.dumps(separator)),
+        "chat_template": chatml(separator),
     }
 
 

@@ -1,7 +1,7 @@
 """The agent's side of a trial: draw, read, type, look (Terminus-2's contract, on token ids).
 
 Invariants:
-- every prompt is the one before, the answer as it was drawn, and a suffix: nothing is ever rendered again;
+- every prompt is the one before, the answer as it was drawn, and a suffix (`components.gateway.Trajectory`);
 - no request exceeds the token wall: prompt + answer ≤ max_context_tokens;
 - an answer that cannot be read, or was cut, executes nothing and the policy is told why;
 - the loop ends with a StopReason, or with an InfraFault raised by what it stands on.
@@ -15,15 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from components.config import HarnessConfig
-from components.errors import FaultCause, InfraFault, RecordError, StopReason
-from components.harness.chat import Chat
+from components.errors import StopReason
+from components.gateway import Answer, Prompt, Trajectory, user
 from components.harness.observation import limit_output
 from components.harness.parse import Command, ParsedTurn, parse_response
-from components.harness.policy import Policy
-from components.harness.prompt import Prompt
-from components.records import Sampling, Turn
+from components.harness.prompt import Wording
 from components.sandbox import Terminal
-from components.tito import TokenHistory
 
 
 @dataclass(slots=True)
@@ -61,28 +58,23 @@ class Clock:
 
 
 class AgentLoop:
-    """One run of one policy at one terminal. `turns`, `tally` and `progress` are current at every await."""
+    """One run of one policy at one terminal. `trajectory`, `tally` and `progress` are current at every await."""
 
     def __init__(
         self,
         *,
-        policy: Policy,
+        trajectory: Trajectory,
         terminal: Terminal,
-        chat: Chat,
-        prompt: Prompt,
+        wording: Wording,
         config: HarnessConfig,
-        sampling: Sampling,
         progress: Progress,
         clock: Clock,
     ) -> None:
-        self.turns: list[Turn] = []
+        self.trajectory = trajectory
         self.tally = Tally()
-        self._policy = policy
         self._terminal = terminal
-        self._chat = chat
-        self._prompt = prompt
+        self._wording = wording
         self._config = config
-        self._sampling = sampling
         self._progress = progress
         self._clock = clock
         self._last_keystrokes: tuple[str, ...] = ()
@@ -90,22 +82,23 @@ class AgentLoop:
     async def run(self, instruction: str) -> StopReason:
         """Plays until something ends it."""
         with self._clock.phase("execute"):
-            text = self._prompt.opening(instruction, await self._first_screen())
-        history = TokenHistory(self._chat.opening(text))
+            text = self._wording.opening(instruction, await self._first_screen())
+        answer: Answer | None = None
         failures, claimed = 0, False
         while True:
-            room = self._config.max_context_tokens - len(history)
+            prompt = self.trajectory.follow(answer, [user(text)])
+            room = self._config.max_context_tokens - len(prompt)
             if room < 1:
                 return StopReason.TOKEN_LIMIT
-            turn = await self._draw(history, text, min(room, self._config.max_turn_tokens))
-            if turn.finish_reason == "length" and len(history) >= self._config.max_context_tokens:
+            answer = await self._draw(prompt, min(room, self._config.max_turn_tokens))
+            if self._was_cut(answer) and len(answer.history) >= self._config.max_context_tokens:
                 return StopReason.TOKEN_LIMIT
-            parsed = self._read(turn)
+            parsed = self._read(answer)
             if parsed.error is not None:
                 failures += 1
                 if failures >= self._config.max_parse_failures:
                     return StopReason.PARSE_FAILURES
-                text = self._prompt.rejected(parsed.error, parsed.warnings)
+                text = self._wording.rejected(parsed.error, parsed.warnings)
             else:
                 failures = 0
                 await self._execute(parsed.commands)
@@ -115,35 +108,28 @@ class AgentLoop:
                     return StopReason.COMPLETED
                 claimed = parsed.task_complete
                 text = await self._look(parsed)
-            if len(self.turns) >= self._config.max_turns:
+            if self._progress.turns >= self._config.max_turns:
                 return StopReason.TURN_LIMIT
-            history.append_context(self._chat.suffix(text, answer_ids=turn.completion_ids))
 
     async def _first_screen(self) -> str:
         await self._terminal.settle(self._config.max_command_s, at_prompt=True)
         return await self._output()
 
-    async def _draw(self, history: TokenHistory, observation: str, max_new_tokens: int) -> Turn:
+    async def _draw(self, prompt: Prompt, max_new_tokens: int) -> Answer:
         with self._clock.phase("sample"):
-            drawn = await self._policy.answer(
-                history.prompt_ids, max_new_tokens=max_new_tokens, observation=observation
-            )
-        if not 0 < len(drawn.output_ids) <= max_new_tokens:
-            detail = f"{len(drawn.output_ids)} ids drawn where 1 to {max_new_tokens} were asked for"
-            raise InfraFault(FaultCause.SAMPLER, detail)
-        try:
-            turn = history.append_turn(drawn, self._sampling)
-        except RecordError as error:
-            raise InfraFault(FaultCause.SAMPLER, str(error)) from error
-        self.turns.append(turn)
-        self._progress.turns, self._progress.tokens = len(self.turns), len(history)
-        return turn
+            answer = await self.trajectory.draw(prompt, max_new_tokens=max_new_tokens)
+        self._progress.turns += 1
+        self._progress.tokens = len(answer.history)
+        return answer
 
-    def _read(self, turn: Turn) -> ParsedTurn:
-        if turn.finish_reason == "length":
-            parsed = ParsedTurn(error=f"it was cut at {len(turn.completion_ids)} tokens")
+    def _was_cut(self, answer: Answer) -> bool:
+        return answer.turn.finish_reason == "length"
+
+    def _read(self, answer: Answer) -> ParsedTurn:
+        if self._was_cut(answer):
+            parsed = ParsedTurn(error=f"it was cut at {len(answer.turn.completion_ids)} tokens")
         else:
-            parsed = parse_response(self._chat.answer_text(turn.completion_ids))
+            parsed = parse_response(answer.text)
         self.tally.parse_failures += parsed.error is not None
         self.tally.warnings += len(parsed.warnings)
         self.tally.completion_claims += parsed.task_complete
@@ -170,9 +156,9 @@ class AgentLoop:
     async def _look(self, parsed: ParsedTurn) -> str:
         with self._clock.phase("execute"):
             output = await self._output()
-        tell = self._prompt.confirm if parsed.task_complete else self._prompt.observation
+        tell = self._wording.confirm if parsed.task_complete else self._wording.observation
         return tell(output, parsed.warnings)
 
     async def _output(self) -> str:
         output = await self._terminal.new_output()
-        return limit_output(output, self._config.observation_bytes, marker=self._prompt.omission)
+        return limit_output(output, self._config.observation_bytes, marker=self._wording.omission)

@@ -43,7 +43,7 @@ Terminal:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class Wording:
     """The texts of one style. Each method returns the text of a user turn."""
 
     style: Literal["longshell", "terse"]

@@ -14,15 +14,15 @@ from typing import Any
 
 from components.config import HarnessConfig, SandboxConfig
 from components.errors import InfraFault, StopReason
-from components.harness.chat import Chat, TextCodec
+from components.gateway import ChatTemplate, Trajectory, chatml
 from components.harness.cleanup import uninterrupted
 from components.harness.environment import TrialTask
 from components.harness.loop import AgentLoop, Clock, Progress
-from components.harness.policy import Policy
-from components.harness.prompt import Prompt
+from components.harness.prompt import Wording
 from components.harness.verification import verify_result
-from components.records import Sampling, Trial, VerifierReport
+from components.records import Trial, VerifierReport
 from components.sandbox import Sandbox, SandboxBackend
+from components.tito import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +35,14 @@ class Deadlines:
     verifier_s: float
 
 
-def chat_for(tokenizer: TextCodec, config: HarnessConfig) -> Chat:
+def template_for(tokenizer: Tokenizer, config: HarnessConfig) -> ChatTemplate:
     """The rendering that goes with the configured prompt style."""
-    return Chat(tokenizer, separator=_prompt(config).separator)
+    return ChatTemplate(tokenizer, chatml(wording_for(config).separator))
+
+
+def wording_for(config: HarnessConfig) -> Wording:
+    """The words of the configured prompt style."""
+    return Wording(config.prompt_style, config.max_command_s, config.observation_bytes)
 
 
 async def run_trial(
@@ -45,17 +50,15 @@ async def run_trial(
     *,
     trial_id: str,
     backend: SandboxBackend,
-    policy: Policy,
-    tokenizer: TextCodec,
+    trajectory: Trajectory,
     config: HarnessConfig,
     sandbox: SandboxConfig,
-    sampling: Sampling,
     agent_timeout_s: float,
     verifier_timeout_s: float,
     progress: Progress | None = None,
 ) -> Trial:
     """Runs one attempt at one task and grades it. Cancelling it stops the box and then propagates."""
-    run = _Run(task, policy, config, sampling, chat_for(tokenizer, config), progress or Progress())
+    run = _Run(task, trajectory, config, progress or Progress())
     deadlines = Deadlines(agent_timeout_s, verifier_timeout_s)
     try:
         with run.clock.phase("start"):
@@ -73,22 +76,12 @@ async def run_trial(
 class _Run:
     """The state of one trial while it runs."""
 
-    def __init__(
-        self,
-        task: TrialTask,
-        policy: Policy,
-        config: HarnessConfig,
-        sampling: Sampling,
-        chat: Chat,
-        progress: Progress,
-    ) -> None:
+    def __init__(self, task: TrialTask, trajectory: Trajectory, config: HarnessConfig, progress: Progress) -> None:
         self.clock = Clock()
         self.facts: dict[str, Any] = {}
         self._task = task
-        self._policy = policy
+        self._trajectory = trajectory
         self._config = config
-        self._sampling = sampling
-        self._chat = chat
         self._progress = progress
         self._loop: AgentLoop | None = None
         self._stop: StopReason | None = None
@@ -100,12 +93,10 @@ class _Run:
         with self.clock.phase("start"):
             terminal = await box.terminal(rows=config.rows, columns=config.columns, echo=config.echo)
         self._loop = AgentLoop(
-            policy=self._policy,
+            trajectory=self._trajectory,
             terminal=terminal,
-            chat=self._chat,
-            prompt=_prompt(config),
+            wording=wording_for(config),
             config=config,
-            sampling=self._sampling,
             progress=self._progress,
             clock=self.clock,
         )
@@ -123,12 +114,11 @@ class _Run:
             return await verify_result(box, self._task, timeout_s=deadlines.verifier_s, workdir=workdir)
 
     def ended(self, trial_id: str, report: VerifierReport | None, fault: InfraFault | None) -> Trial:
-        turns = () if self._loop is None else tuple(self._loop.turns)
         tally = {} if self._loop is None else asdict(self._loop.tally)
         return Trial(
             trial_id=trial_id,
             task=self._task.ref,
-            turns=turns,
+            turns=self._trajectory.turns,
             stop=self._stop,
             report=report,
             fault=fault,
@@ -145,7 +135,3 @@ async def _stop(box: Sandbox, run: _Run) -> None:
     except InfraFault as fault:
         log.warning("sandbox %s did not stop: %s", box.id, fault)
         run.facts["stop_fault"] = str(fault)
-
-
-def _prompt(config: HarnessConfig) -> Prompt:
-    return Prompt(config.prompt_style, config.max_command_s, config.observation_bytes)

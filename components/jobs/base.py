@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from components.demonstrations import corpus, train_tokenizer
-from components.harness import Prompt
+from components.harness import wording_for
 from components.jobs import supervised
 from components.jobs.job import Job, main
 
@@ -14,14 +14,12 @@ def stage(job: Job) -> dict[str, Any]:
     """Result: see `supervised.train`."""
     config = job.config
     assert config.base is not None, "the base stage runs only when the campaign trains its base model"
-    harness = config.harness
-    prompt = Prompt(harness.prompt_style, harness.max_command_s, harness.observation_bytes)
     folder = job.folder / "tokenizer"
     train_tokenizer(
         corpus(config.pool, seed=config.seed),
         vocab_size=config.model.vocab_size,
         folder=folder,
-        separator=prompt.separator,
+        separator=wording_for(config.harness).separator,
     )
     return supervised.train(job, config.base, start=None, tokenizer_from=folder)
 

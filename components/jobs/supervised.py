@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from components.config import CampaignConfig, HabitConfig, SupervisedConfig, validate
-from components.demonstrations import BpeTokenizer, Demonstration, collect, repeats
+from components.demonstrations import Demonstration, collect, repeats
 from components.jobs.checkpoints import publish_checkpoint
 from components.jobs.job import Job, log
 from components.learning import Supervised
@@ -26,6 +26,7 @@ from components.planner import require
 from components.pool import Split, generate
 from components.records import Sample
 from components.sandbox import open_backend
+from components.tito import BpeTokenizer
 from components.trainer.megatron import MegatronTrainer
 
 WORKERS = 2

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.config import CampaignConfig
-from components.demonstrations import BpeTokenizer
-from components.harness import SamplerPolicy, chat_for, run_trial
+from components.gateway import ChatTemplate, SamplerPolicy, Trajectory
+from components.harness import run_trial, template_for
 from components.pool import Task
 from components.records import Sampling, Trial
 from components.rollout import Attempt
 from components.sampler import ModelGeometry, Sampler, SGLangClient, launch_sampler
 from components.sandbox import SandboxBackend, open_backend
+from components.tito import BpeTokenizer
 
 
 @dataclass(frozen=True)
@@ -25,21 +26,20 @@ class World:
     backend: SandboxBackend
     sampler: Sampler
     tokenizer: BpeTokenizer
+    template: ChatTemplate
 
     async def run(self, attempt: Attempt[Task], sampling: Sampling, *, capture: bool) -> Trial:
         """Runs one trial to its verdict or its fault. `capture` records the experts of every position."""
         config = self.config
-        chat = chat_for(self.tokenizer, config.harness)
-        policy = SamplerPolicy(self.sampler, chat, sampling, session_id=attempt.trial_id, capture=capture)
+        stops = self.template.stop_token_ids
+        policy = SamplerPolicy(self.sampler, stop_token_ids=stops, session_id=attempt.trial_id, capture=capture)
         return await run_trial(
             attempt.task,
             trial_id=attempt.trial_id,
             backend=self.backend,
-            policy=policy,
-            tokenizer=self.tokenizer,
+            trajectory=Trajectory(policy, self.template, sampling=sampling),
             config=config.harness,
             sandbox=config.sandbox,
-            sampling=sampling,
             agent_timeout_s=config.rollout.agent_timeout_s,
             verifier_timeout_s=config.rollout.verifier_timeout_s,
             progress=attempt.progress,
@@ -50,11 +50,12 @@ class World:
 async def open_world(config: CampaignConfig, checkpoint: Path, sampler_url: str, state: Path) -> AsyncIterator[World]:
     """Sandboxes, and a connection to the sampler at `sampler_url`, which serves `checkpoint`."""
     tokenizer = BpeTokenizer.load(checkpoint)
+    template = template_for(tokenizer, config.harness)
     sampler = client(config, checkpoint, sampler_url)
     try:
         backend = await open_backend(config.sandbox, state)
         try:
-            yield World(config, backend, sampler, tokenizer)
+            yield World(config, backend, sampler, tokenizer, template)
         finally:
             await backend.close()
     finally:

@@ -6,11 +6,13 @@ re-encoding of its text; a stream of N tokens has N-1 routing rows; every sample
 
 from components.tito.audit import DriftReport, audit
 from components.tito.boundary import Boundary, Case, Tokenizer, decide
+from components.tito.bpe import BpeTokenizer
 from components.tito.history import Drawn, TokenHistory
 from components.tito.stitch import Stitcher, stitch
 
 __all__ = [
     "Boundary",
+    "BpeTokenizer",
     "Case",
     "Drawn",
     "DriftReport",

@@ -1,16 +1,18 @@
-"""The token history of one running trajectory: what the sampler is given next, without re-encoding anything.
+"""The token history of a trajectory: what the sampler is given next, without re-encoding anything.
 
 Invariant: the next prompt is the previous prompt, the sampled ids and the ids of what was appended since, in this
-order; nothing in it is ever rewritten. So every boundary of the trajectory is strict and its re-encoded context is 0.
+order; nothing in it is ever rewritten. So every boundary along a trajectory is strict and its re-encoded context is 0.
 
-Prompts and routing handed out are read-only views of one growing buffer: a trajectory of T turns takes memory for its
-tokens, not for the sum of its prompts. A buffer that is full is left to its views and continued in one twice its size.
+A history is a value: extending it gives another and leaves it as it is, so that a generation that failed, or a second
+branch, continues from the same place. Histories of one line share one growing buffer, and prompts and routing handed
+out are read-only views of it: a trajectory of T turns takes memory for its tokens, not for the sum of its prompts.
+Only a second continuation of the same history copies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +26,7 @@ ROOM = 1_024
 
 
 class Drawn(Protocol):
-    """What a sampler returned for one prompt (`components.sampler.Generation`)."""
+    """What was drawn for one prompt (`components.sampler.Generation`)."""
 
     @property
     def output_ids(self) -> Int32: ...
@@ -41,86 +43,113 @@ class Drawn(Protocol):
 
 
 class TokenHistory:
-    """Append-only ids, and routing rows, of one trajectory. Compaction starts a new one."""
+    """Ids of a trajectory up to some token, and the routing rows held of them."""
 
-    def __init__(self, prompt_ids: Sequence[int] | Int32) -> None:
-        self._ids = _Buffer(np.asarray(prompt_ids, dtype=np.int32))
-        self._rows: _Buffer | None = None
-        self._version: int | None = None
+    __slots__ = ("_ids", "_rows", "weight_version")
+
+    def __init__(self, prompt_ids: Sequence[int] | Int32 = ()) -> None:
+        self._ids = _Span.of(np.asarray(prompt_ids, dtype=np.int32))
+        self._rows: _Span | None = None
+        self.weight_version: int | None = None
+        """Version of the weights that drew the last answer; None before there is one."""
 
     def __len__(self) -> int:
         return self._ids.length
 
     @property
     def prompt_ids(self) -> Int32:
-        """The next prompt, read-only."""
+        """All ids, read-only: the next prompt."""
         return self._ids.view()
 
-    def routing_start(self, weight_version: int) -> int:
+    def routing_start(self, weight_version: int | None) -> int:
         """First position whose routing a generation under these weights must return: earlier rows are held already."""
-        return self._rows.length if self._rows is not None and self._version == weight_version else 0
+        return self._rows.length if self._rows is not None and self.weight_version == weight_version else 0
 
-    def append_context(self, ids: Sequence[int] | Int32) -> None:
-        """Appends what the policy did not sample: an observation, a template's glue."""
-        self._ids.extend(np.asarray(ids, dtype=np.int32))
+    def with_context(self, ids: Sequence[int] | Int32) -> TokenHistory:
+        """This history and what the policy did not sample: an observation, a template's glue."""
+        return self._next(self._ids.extended(np.asarray(ids, dtype=np.int32)), self._rows, self.weight_version)
 
-    def append_turn(self, generation: Drawn, sampling: Sampling = Sampling()) -> Turn:  # noqa: B008 (frozen)
-        """Appends what was drawn for `prompt_ids`, and returns the turn with the routing of all its positions.
+    def with_turn(
+        self,
+        drawn: Drawn,
+        sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
+    ) -> tuple[Turn, TokenHistory]:
+        """What was drawn for `prompt_ids` as a turn, with the routing of all its positions, and the history after it.
 
         Raises:
-            RecordError: log-probs or routing rows do not fit the ids. The history is left as it was.
+            RecordError: log-probs or routing rows do not fit the ids.
         """
         turn = Turn(
             prompt_ids=self.prompt_ids,
-            completion_ids=np.asarray(generation.output_ids, dtype=np.int32),
-            logprobs=np.asarray(generation.logprobs, dtype=np.float32),
+            completion_ids=np.asarray(drawn.output_ids, dtype=np.int32),
+            logprobs=np.asarray(drawn.logprobs, dtype=np.float32),
             routing=None,
-            weight_version=generation.weight_version,
-            finish_reason=generation.finish_reason,
+            weight_version=drawn.weight_version,
+            finish_reason=drawn.finish_reason,
             sampling=sampling,
         )
-        rows = self._joined_rows(generation, len(turn.prompt_ids) + len(turn.completion_ids) - 1)
-        self._ids.extend(turn.completion_ids)
-        self._rows, self._version = rows, generation.weight_version
-        return turn if rows is None else replace(turn, routing=rows.view())
+        rows = self._joined_rows(drawn, len(turn.prompt_ids) + len(turn.completion_ids) - 1)
+        after = self._next(self._ids.extended(turn.completion_ids), rows, drawn.weight_version)
+        return (turn if rows is None else replace(turn, routing=rows.view())), after
 
-    def _joined_rows(self, generation: Drawn, total: int) -> _Buffer | None:
+    def _next(self, ids: _Span, rows: _Span | None, weight_version: int | None) -> TokenHistory:
+        after = TokenHistory.__new__(TokenHistory)
+        after._ids, after._rows, after.weight_version = ids, rows, weight_version
+        return after
+
+    def _joined_rows(self, drawn: Drawn, total: int) -> _Span | None:
         """Rows held of these weights, followed by the generation's; concatenated, never overwritten."""
-        new = generation.routing
+        new = drawn.routing
         if new is None:
             return None
-        start, held = generation.routing_start, self.routing_start(generation.weight_version)
+        start, held = drawn.routing_start, self.routing_start(drawn.weight_version)
         if start > held or start + len(new) != total:
             raise RecordError(
                 f"routing rows {start} to {start + len(new)} do not continue {held} held rows to the {total} needed"
             )
         if held == 0 or self._rows is None:
-            return _Buffer(new)
-        self._rows.extend(new[held - start :])
-        return self._rows
+            return _Span.of(new)
+        return self._rows.extended(new[held - start :])
 
 
+@dataclass(slots=True, eq=False)
 class _Buffer:
-    """A growing array whose views stay valid and unchanged."""
+    """A growing array of which the first `used` elements are taken and never change."""
 
-    def __init__(self, first: NDArray[Any]) -> None:
-        self._array = np.empty((max(2 * len(first), ROOM), *first.shape[1:]), first.dtype)
-        self._array[: len(first)] = first
-        self.length = len(first)
+    array: NDArray[Any]
+    used: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Span:
+    """The first `length` elements of a buffer."""
+
+    buffer: _Buffer
+    length: int
+
+    @classmethod
+    def of(cls, first: NDArray[Any]) -> _Span:
+        """A buffer of its own with room to grow."""
+        array = np.empty((max(2 * len(first), ROOM), *first.shape[1:]), first.dtype)
+        array[: len(first)] = first
+        return cls(_Buffer(array, len(first)), len(first))
 
     def view(self) -> NDArray[Any]:
-        view = self._array[: self.length]
+        view = self.buffer.array[: self.length]
         view.flags.writeable = False
         return view
 
-    def extend(self, more: NDArray[Any]) -> None:
-        if more.shape[1:] != self._array.shape[1:] or more.dtype != self._array.dtype:
-            form, known = f"{more.dtype}{list(more.shape[1:])}", f"{self._array.dtype}{list(self._array.shape[1:])}"
+    def extended(self, more: NDArray[Any]) -> _Span:
+        """This span and `more`: in place where it ends its buffer and `more` has room, else in a copy."""
+        array = self.buffer.array
+        if more.shape[1:] != array.shape[1:] or more.dtype != array.dtype:
+            form, known = f"{more.dtype}{list(more.shape[1:])}", f"{array.dtype}{list(array.shape[1:])}"
             raise RecordError(f"{form} appended to {known}")
         end = self.length + len(more)
-        if end > len(self._array):
-            grown = np.empty((2 * end, *self._array.shape[1:]), self._array.dtype)
-            grown[: self.length] = self._array[: self.length]
-            self._array = grown
-        self._array[self.length : end] = more
-        self.length = end
+        buffer = self.buffer
+        if self.length < buffer.used or end > len(array):
+            buffer = _Buffer(np.empty((max(2 * end, ROOM), *array.shape[1:]), array.dtype), 0)
+            buffer.array[: self.length] = array[: self.length]
+        buffer.array[self.length : end] = more
+        buffer.used = end
+        return _Span(buffer, end)

@@ -11,7 +11,6 @@ import pytest_asyncio
 from components.config import CampaignConfig, HabitConfig, load
 from components.demonstrations import (
     ORACLE,
-    BpeTokenizer,
     Demonstration,
     Demonstrator,
     collect,
@@ -19,12 +18,13 @@ from components.demonstrations import (
     train_tokenizer,
 )
 from components.errors import StopReason
-from components.harness import ScriptedPolicy, chat_for, run_trial
+from components.gateway import Trajectory
+from components.harness import ScriptedPolicy, run_trial, template_for
 from components.pool import GeneratedTask, Split, generate, load_task
 from components.pool.directory import write_task
-from components.records import AssertionOutcome, Sampling
+from components.records import AssertionOutcome
 from components.sandbox import SandboxBackend, open_backend
-from components.tito import stitch
+from components.tito import BpeTokenizer, stitch
 
 CONFIG: CampaignConfig = load("configs/miniature.yaml")
 TASKS = list(islice(generate(CONFIG.pool, Split.DEMONSTRATION, seed=1), 200))
@@ -145,15 +145,15 @@ async def test_a_demonstration_has_the_tokens_of_a_trial_of_the_same_script(
     for generated, demonstration in zip(tasks, demonstrations, strict=True):
         folder = tmp_path / "pool" / generated.task_id
         write_task(generated, folder)
+        template = template_for(tokenizer, CONFIG.harness)
+        policy = ScriptedPolicy(template, Demonstrator(generated, habits, 1))
         trial = await run_trial(
             load_task(folder),
             trial_id=generated.task_id,
             backend=backend,
-            policy=ScriptedPolicy(chat_for(tokenizer, CONFIG.harness), Demonstrator(generated, habits, 1)),
-            tokenizer=tokenizer,
+            trajectory=Trajectory(policy, template),
             config=CONFIG.harness,
             sandbox=CONFIG.sandbox,
-            sampling=Sampling(),
             agent_timeout_s=30,
             verifier_timeout_s=30,
         )

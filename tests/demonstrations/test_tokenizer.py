@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.config import PoolConfig
-from components.demonstrations import BpeTokenizer, corpus, train_tokenizer
+from components.demonstrations import corpus, train_tokenizer
 from components.errors import CheckpointError, ConfigError
-from components.harness import Chat
+from components.gateway import ChatTemplate, chatml, user
+from components.tito import BpeTokenizer
 
 CONFIG = PoolConfig()
 
@@ -89,9 +90,13 @@ def test_the_chat_template_renders_as_the_harness_does(tmp_path: Path, separator
     from transformers import AutoTokenizer
 
     tokenizer = train_tokenizer(corpus(CONFIG, seed=1), vocab_size=768, folder=tmp_path, separator=separator)
-    chat = Chat(tokenizer, separator=separator)
+    chat = ChatTemplate(tokenizer, chatml(separator))
     answer = chat.answer_ids('{"analysis":"1"}')
-    ours = [*chat.opening("1:write lemon inside alpha\n$ "), *answer, *chat.suffix("$ ", answer_ids=answer)]
+    ours = [
+        *chat.opening([user("1:write lemon inside alpha\n$ ")]),
+        *answer,
+        *chat.suffix([user("$ ")], answer_ids=answer),
+    ]
     messages = [
         {"role": "user", "content": "1:write lemon inside alpha\n$ "},
         {"role": "assistant", "content": '{"analysis":"1"}'},

@@ -14,9 +14,10 @@ import numpy as np
 
 from components.config import HarnessConfig
 from components.errors import FaultCause, InfraFault
-from components.harness import Answer
-from components.harness.chat import END, START
-from components.records import TaskRef
+from components.gateway import ChatTemplate, Prompt, Trajectory, chatml
+from components.gateway.template import END, START
+from components.harness import Written
+from components.records import Sampling, TaskRef
 
 REF = TaskRef("pool", "task-1", "d", "files")
 SPECIALS = {START: 256, END: 257}
@@ -34,6 +35,16 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         names = {number: name for name, number in SPECIALS.items()}
         return b"".join(names[i].encode() if i in names else bytes([i]) for i in ids).decode("utf-8", "replace")
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        spans, at = [], 0
+        for piece in re.split(f"({re.escape(START)}|{re.escape(END)})", text):
+            if piece in SPECIALS:
+                spans.append((at, at + len(piece)))
+            else:
+                spans += [(at + i, at + i + 1) for i, char in enumerate(piece) for _ in char.encode()]
+            at += len(piece)
+        return self.encode(text), spans
 
 
 def answer(*commands: str, done: bool = False, **extra: Any) -> str:
@@ -86,17 +97,22 @@ class FakePolicy:
         self._routing = routing
         self._cut = cut
 
-    async def answer(self, prompt_ids: np.ndarray, *, max_new_tokens: int, observation: str) -> Answer:
-        self.prompts.append(prompt_ids)
+    async def answer(self, prompt: Prompt, *, sampling: Sampling, max_new_tokens: int) -> Written:
+        self.prompts.append(prompt.ids)
         self.limits.append(max_new_tokens)
-        self.observations.append(observation)
+        self.observations.append(prompt.messages[-1].content)
         text = self.texts.pop(0) if self.texts else answer(done=True)
         whole = [*ByteTokenizer().encode(text), SPECIALS[END]]
         ids = np.asarray(whole[:max_new_tokens], np.int32)
-        rows = len(prompt_ids) + len(ids) - 1
+        rows = len(prompt) + len(ids) - 1
         routing = np.zeros((rows, 1, 1), np.uint8) if self._routing else None
         finish = "length" if len(ids) < len(whole) else "stop"
-        return Answer(ids, np.full(len(ids), -0.5, np.float32), finish, routing, 0, 3)
+        return Written(ids, np.full(len(ids), -0.5, np.float32), finish, routing, 0, 3)
+
+
+def trajectory(policy: Any, separator: str = "") -> Trajectory:
+    """A trajectory in bytes."""
+    return Trajectory(policy, ChatTemplate(ByteTokenizer(), chatml(separator)))
 
 
 @dataclass(frozen=True)

@@ -6,22 +6,19 @@ import numpy as np
 import pytest
 
 from components.errors import InfraFault, StopReason
-from components.harness import Chat, Progress, Prompt
+from components.harness import Progress, wording_for
 from components.harness.loop import AgentLoop, Clock
-from components.records import Sampling
-from tests.harness.parts import ByteTokenizer, FakePolicy, FakeTerminal, answer, terse
+from tests.harness.parts import FakePolicy, FakeTerminal, answer, terse, trajectory
 
 
 def loop(policy, terminal=None, **changes):
     config = terse(**changes)
-    prompt = Prompt(config.prompt_style, config.max_command_s, config.observation_bytes)
+    wording = wording_for(config)
     return AgentLoop(
-        policy=policy,
+        trajectory=trajectory(policy, wording.separator),
         terminal=terminal or FakeTerminal(),
-        chat=Chat(ByteTokenizer(), separator=prompt.separator),
-        prompt=prompt,
+        wording=wording,
         config=config,
-        sampling=Sampling(),
         progress=Progress(),
         clock=Clock(),
     )
@@ -39,8 +36,8 @@ async def test_commands_are_typed_and_their_output_is_what_the_policy_sees_next(
 async def test_every_prompt_is_the_stream_before_it_and_a_suffix():
     running = loop(FakePolicy(answer("ls"), answer("pwd"), "nonsense"))
     await running.run("do it")
-    assert len(running.turns) == 4
-    for before, after in zip(running.turns, running.turns[1:], strict=False):
+    assert len(running.trajectory.turns) == 4
+    for before, after in zip(running.trajectory.turns, running.trajectory.turns[1:], strict=False):
         stream = np.concatenate([before.prompt_ids, before.completion_ids])
         assert after.prompt_ids[: len(stream)].tolist() == stream.tolist()
 
@@ -60,15 +57,15 @@ async def test_an_answer_cut_by_the_wall_executes_nothing_and_ends_the_trial():
     running = loop(policy, terminal, max_context_tokens=300, max_turn_tokens=299)
     assert await running.run("do it") is StopReason.TOKEN_LIMIT
     assert terminal.sent == []
-    assert len(running.turns) == 1
-    last = running.turns[0]
+    assert len(running.trajectory.turns) == 1
+    last = running.trajectory.turns[0]
     assert len(last.prompt_ids) + len(last.completion_ids) == 300
 
 
 async def test_an_instruction_longer_than_the_wall_draws_nothing():
     running = loop(FakePolicy(), max_context_tokens=64, max_turn_tokens=32)
     assert await running.run("z" * 100) is StopReason.TOKEN_LIMIT
-    assert running.turns == []
+    assert running.trajectory.turns == ()
 
 
 async def test_an_answer_cut_by_its_own_limit_is_told_so_and_closed_by_context():
@@ -78,7 +75,7 @@ async def test_an_answer_cut_by_its_own_limit_is_told_so_and_closed_by_context()
     assert await running.run("do it") is StopReason.COMPLETED
     assert terminal.sent == []
     assert policy.observations[1] == "ERROR: it was cut at 100 tokens\n$ "
-    assert running.turns[0].finish_reason == "length"
+    assert running.trajectory.turns[0].finish_reason == "length"
 
 
 async def test_an_unreadable_answer_executes_nothing_and_its_error_is_fed_back():
@@ -93,7 +90,7 @@ async def test_an_unreadable_answer_executes_nothing_and_its_error_is_fed_back()
 async def test_consecutive_failures_end_the_trial_and_a_good_answer_resets_the_count():
     running = loop(FakePolicy("a", "b", answer("ls"), "c", "d", "e"), max_parse_failures=3)
     assert await running.run("do it") is StopReason.PARSE_FAILURES
-    assert len(running.turns) == 6
+    assert len(running.trajectory.turns) == 6
 
 
 async def test_warnings_stand_before_the_observation():
@@ -113,12 +110,12 @@ async def test_completion_is_asked_twice():
 async def test_a_parse_error_between_two_claims_does_not_reset_them_but_work_does():
     confirmed = loop(FakePolicy(answer(done=True), "oops", answer(done=True), answer("ls")), confirm_completion=True)
     assert await confirmed.run("do it") is StopReason.COMPLETED
-    assert len(confirmed.turns) == 3
+    assert len(confirmed.trajectory.turns) == 3
     worked = loop(
         FakePolicy(answer(done=True), answer("ls"), answer(done=True), answer("pwd")), confirm_completion=True
     )
     assert await worked.run("do it") is StopReason.COMPLETED
-    assert len(worked.turns) == 6
+    assert len(worked.trajectory.turns) == 6
 
 
 async def test_the_turn_limit_executes_the_last_turn_and_ends():
@@ -161,7 +158,7 @@ async def test_a_broken_box_is_a_fault_and_the_turns_so_far_are_kept():
     running = loop(FakePolicy(answer("ls"), answer("break")))
     with pytest.raises(InfraFault, match="the box is gone"):
         await running.run("do it")
-    assert len(running.turns) == 2
+    assert len(running.trajectory.turns) == 2
 
 
 async def test_logprobs_that_do_not_fit_the_ids_are_a_sampler_fault():

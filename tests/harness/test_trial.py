@@ -9,9 +9,8 @@ import pytest
 from components.config import SandboxConfig
 from components.errors import FaultCause, InfraFault, StopReason
 from components.harness import Progress, run_trial
-from components.records import Sampling
 from components.sandbox import ExecResult, SandboxSpec
-from tests.harness.parts import ByteTokenizer, FakePolicy, FakeTerminal, PlainTask, answer, terse
+from tests.harness.parts import FakePolicy, FakeTerminal, PlainTask, answer, terse, trajectory
 
 
 class FakeBox:
@@ -69,11 +68,9 @@ async def trial(policy, backend=None, *, progress=None, agent_s=5.0, **changes):
         PlainTask(Path("/nowhere"), SandboxSpec()),
         trial_id="t1",
         backend=backend or FakeBackend(),
-        policy=policy,
-        tokenizer=ByteTokenizer(),
+        trajectory=trajectory(policy),
         config=terse(**changes),
         sandbox=SandboxConfig(),
-        sampling=Sampling(),
         agent_timeout_s=agent_s,
         verifier_timeout_s=5.0,
         progress=progress,

@@ -8,9 +8,9 @@ import pytest
 from components.config import SandboxConfig
 from components.errors import FaultCause, InfraFault, StopReason
 from components.harness import run_trial, verify_result
-from components.records import AssertionOutcome, Sampling
+from components.records import AssertionOutcome
 from components.sandbox import SandboxSpec
-from tests.harness.parts import ByteTokenizer, FakePolicy, PlainTask, answer, terse
+from tests.harness.parts import FakePolicy, PlainTask, answer, terse, trajectory
 
 SPEC = SandboxSpec(memory_mb=64, disk_mb=8)
 OWN = r"""#!/bin/bash
@@ -124,11 +124,9 @@ def play(backend, played, policy, **changes):
         played,
         trial_id="t",
         backend=backend,
-        policy=policy,
-        tokenizer=ByteTokenizer(),
+        trajectory=trajectory(policy),
         config=terse(**{"max_command_s": 2, "patience_s": 2, "echo": False} | changes),
         sandbox=SandboxConfig(),
-        sampling=Sampling(),
         agent_timeout_s=agent_s,
         verifier_timeout_s=10,
     )

@@ -8,13 +8,14 @@ import pytest
 import pytest_asyncio
 
 from components.config import HabitConfig, HarnessConfig, PoolConfig, SandboxConfig
-from components.demonstrations import ORACLE, BpeTokenizer, Demonstration, collect, corpus, train_tokenizer
+from components.demonstrations import ORACLE, Demonstration, collect, corpus, train_tokenizer
 from components.harness import verify_result
 from components.pool import GeneratedTask, Split, generate, load_task
 from components.pool.directory import write_task
 from components.pool.families import FAMILIES
 from components.records import AssertionOutcome
 from components.sandbox import SandboxBackend, open_backend
+from components.tito import BpeTokenizer
 
 LIMITS = SandboxConfig(memory_mb=128, disk_mb=32, pids=64)
 TERSE = HarnessConfig(

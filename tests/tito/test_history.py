@@ -43,10 +43,11 @@ def test_a_trajectory_of_the_history_is_strict_exactly_conditioned_and_fully_rou
         version = int(index >= change)
         prompt = history.prompt_ids
         drawn = generate(rng, prompt, rng.integers(1, 600), start=history.routing_start(version), version=version)
-        played.append(history.append_turn(drawn))
+        turn, history = history.with_turn(drawn)
+        played.append(turn)
         whole = generate(np.random.default_rng(0), prompt, 1, version=version).routing
         np.testing.assert_array_equal(played[-1].routing[: len(whole)], whole)
-        history.append_context([10] * int(rng.integers(1, 300)))
+        history = history.with_context([10] * int(rng.integers(1, 300)))
     samples = stitch(played, Letters())
     report = audit(played, samples, Letters())
     assert report.clean
@@ -62,8 +63,7 @@ def test_a_trajectory_of_the_history_is_strict_exactly_conditioned_and_fully_rou
 def test_prompts_share_memory_and_cannot_be_changed():
     history = TokenHistory(range(50))
     first = history.prompt_ids
-    history.append_context([1, 2])
-    assert np.shares_memory(first, history.prompt_ids)
+    assert np.shares_memory(first, history.with_context([1, 2]).prompt_ids)
     assert len(first) == 50
     with pytest.raises(ValueError, match="read-only"):
         first[0] = 9
@@ -72,25 +72,40 @@ def test_prompts_share_memory_and_cannot_be_changed():
 def test_routing_rows_after_a_resume_are_concatenated_not_overwritten():
     # verl #7158: a partial rollout's rows were overwritten on resume, and the merge failed on arrays.
     rng, history = np.random.default_rng(0), TokenHistory([1, 2, 3])
-    one = history.append_turn(generate(rng, history.prompt_ids, 4))
+    one, history = history.with_turn(generate(rng, history.prompt_ids, 4))
     kept = one.routing.copy()
     assert history.routing_start(0) == 6
-    two = history.append_turn(generate(rng, history.prompt_ids, 5, start=6))
+    two, _ = history.with_turn(generate(rng, history.prompt_ids, 5, start=6))
     assert len(two.routing) == 3 + 4 + 5 - 1
     np.testing.assert_array_equal(two.routing[:6], kept)
     np.testing.assert_array_equal(one.routing, kept)
 
 
+def test_branches_of_one_history_leave_each_other_and_their_trunk_as_they_are():
+    rng, trunk = np.random.default_rng(0), TokenHistory([1, 2, 3])
+    _, trunk = trunk.with_turn(generate(rng, trunk.prompt_ids, 4))
+    before = trunk.prompt_ids.tolist()
+    branches = [trunk.with_context([number] * 5) for number in range(3)]
+    ended = [branch.with_turn(generate(rng, branch.prompt_ids, 6, start=6)) for branch in branches]
+    assert trunk.prompt_ids.tolist() == before
+    assert trunk.routing_start(0) == 6
+    for number, (turn, after) in enumerate(ended):
+        assert turn.prompt_ids.tolist() == before + [number] * 5
+        assert after.prompt_ids.tolist() == [*turn.prompt_ids, *turn.completion_ids]
+        whole = generate(np.random.default_rng(0), after.prompt_ids, 1).routing
+        np.testing.assert_array_equal(turn.routing, whole[:-1])
+
+
 @pytest.mark.parametrize(("start", "version"), [(5, 0), (7, 0), (6, 1)])
 def test_rows_that_leave_a_hole_or_mix_weights_are_refused_and_nothing_is_recorded(start, version):
     rng, history = np.random.default_rng(0), TokenHistory([1, 2, 3])
-    history.append_turn(generate(rng, history.prompt_ids, 4))
+    _, history = history.with_turn(generate(rng, history.prompt_ids, 4))
     drawn = generate(rng, history.prompt_ids, 5, start=start, version=version)
     if start == 5:
         drawn = Generation(drawn.output_ids, drawn.logprobs, drawn.routing[1:], 5)
     before = history.prompt_ids.tolist()
     with pytest.raises(RecordError, match="do not continue"):
-        history.append_turn(drawn)
+        history.with_turn(drawn)
     assert history.prompt_ids.tolist() == before
     assert history.routing_start(0) == 6
 
@@ -98,12 +113,12 @@ def test_rows_that_leave_a_hole_or_mix_weights_are_refused_and_nothing_is_record
 def test_a_generation_without_a_log_prob_for_every_id_is_refused():
     history = TokenHistory([1])
     with pytest.raises(RecordError, match="2 sampled ids and 1 log-probs"):
-        history.append_turn(Generation(np.array([1, 2]), np.array([-0.1]), None))
+        history.with_turn(Generation(np.array([1, 2]), np.array([-0.1]), None))
     assert len(history) == 1
 
 
 def test_rows_of_another_shape_are_refused():
     rng, history = np.random.default_rng(0), TokenHistory([1, 2])
-    history.append_turn(generate(rng, history.prompt_ids, 2))
+    _, history = history.with_turn(generate(rng, history.prompt_ids, 2))
     with pytest.raises(RecordError, match="appended to"):
-        history.append_turn(generate(rng, history.prompt_ids, 2, start=3, layers=3))
+        history.with_turn(generate(rng, history.prompt_ids, 2, start=3, layers=3))

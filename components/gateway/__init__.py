@@ -1,0 +1,21 @@
+"""The recorder between agents and a sampler, whose source of truth is token ids (design section 4)."""
+
+from components.gateway.message import Message, ToolCall, read_answer, user
+from components.gateway.policy import SamplerPolicy
+from components.gateway.template import ChatTemplate, chatml, disarm
+from components.gateway.trajectory import Answer, Policy, Prompt, Trajectory
+
+__all__ = [
+    "Answer",
+    "ChatTemplate",
+    "Message",
+    "Policy",
+    "Prompt",
+    "SamplerPolicy",
+    "ToolCall",
+    "Trajectory",
+    "chatml",
+    "disarm",
+    "read_answer",
+    "user",
+]

@@ -1,0 +1,41 @@
+"""The policy that asks a sampler."""
+
+from __future__ import annotations
+
+from components.errors import FaultCause, InfraFault
+from components.gateway.trajectory import Prompt
+from components.records import Sampling
+from components.sampler import Sampler
+from components.tito import Drawn
+
+
+class SamplerPolicy:
+    """Draws from a sampler, capturing routing if asked to; only the rows that are not held yet are asked for.
+
+    Raises:
+        InfraFault: the sampler aborted, changed its weights within the trajectory, or lost the routing.
+    """
+
+    def __init__(self, sampler: Sampler, *, stop_token_ids: tuple[int, ...], session_id: str, capture: bool) -> None:
+        self._sampler = sampler
+        self._stop_token_ids = stop_token_ids
+        self._session_id = session_id
+        self._capture = capture
+
+    async def answer(self, prompt: Prompt, *, sampling: Sampling, max_new_tokens: int) -> Drawn:
+        version = prompt.history.weight_version
+        drawn = await self._sampler.generate(
+            prompt.ids.tolist(),
+            sampling=sampling,
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=self._stop_token_ids,
+            routing_start=prompt.history.routing_start(version) if self._capture else None,
+            session_id=self._session_id,
+        )
+        if drawn.finish_reason not in ("stop", "length"):
+            raise InfraFault(FaultCause.SAMPLER, f"the sampler ended a turn as {drawn.finish_reason!r}")
+        if version not in (None, drawn.weight_version):
+            raise InfraFault(FaultCause.SAMPLER, f"weights {version} became {drawn.weight_version} within a trial")
+        if self._capture and drawn.routing is None:
+            raise InfraFault(FaultCause.CAPTURE_MISSING, f"the turn of {len(prompt)} prompt ids has no routing")
+        return drawn

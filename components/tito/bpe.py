@@ -1,0 +1,47 @@
+"""The tokenizer of a model folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer as Model
+
+from components.errors import CheckpointError
+
+
+class BpeTokenizer:
+    """Ids of text and back. Special-token markers in the text are encoded as the special tokens."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    @classmethod
+    def load(cls, folder: Path) -> BpeTokenizer:
+        """The tokenizer of a model folder.
+
+        Raises:
+            CheckpointError: there is none, or it cannot be read.
+        """
+        path = folder / "tokenizer.json"
+        try:
+            return cls(Model.from_str(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise CheckpointError(f"{path}: {error.strerror}") from error
+        except Exception as error:  # the library raises bare Exception for every malformed file
+            raise CheckpointError(f"{path}: not a tokenizer: {error}") from error
+
+    @property
+    def vocab_size(self) -> int:
+        return self._model.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        return self._model.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._model.decode([int(token) for token in ids], skip_special_tokens=False)
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids, and the [start, end) of each in the characters of `text`."""
+        encoding = self._model.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
