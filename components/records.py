@@ -75,6 +75,8 @@ class Turn:
         weight_version: version of the weights that drew every id of this turn.
         finish_reason: "stop", "length" or "abort".
         sampling: parameters of the draw.
+        opens: its recorder knows that the prompt does not go on from the turn listed before it: history was rewritten,
+            or another branch begins. Where it is False the ids decide.
 
     Raises:
         RecordError: lengths disagree. The turn is rejected; nothing is padded.
@@ -87,6 +89,7 @@ class Turn:
     weight_version: int
     finish_reason: str
     sampling: Sampling = Sampling()
+    opens: bool = False
 
     def __post_init__(self) -> None:
         if len(self.logprobs) != len(self.completion_ids):

@@ -14,7 +14,7 @@ branch, which is the order in which the stitcher needs the fewest chunks; a node
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from components.errors import FaultCause, InfraFault, RecordError
@@ -102,12 +102,14 @@ class Trajectory:
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """Every recorded turn, branch by branch."""
-        found, waiting = [], list(reversed(self._roots))
+        """Every recorded turn, branch by branch; the first of a branch says that it `opens` one."""
+        found: list[Turn] = []
+        waiting, last = list(reversed(self._roots)), None
         while waiting:
-            node = waiting.pop()
-            found.append(node.turn)
-            waiting.extend(reversed(node.followers))
+            answer = waiting.pop()
+            found.append(answer.turn if answer.prompt.after is last else replace(answer.turn, opens=True))
+            waiting.extend(reversed(answer.followers))
+            last = answer
         return tuple(found)
 
     def locate(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[Answer | None, Sequence[Message]]:

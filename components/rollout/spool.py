@@ -27,7 +27,7 @@ from components.errors import FaultCause, InfraFault, StopReason, StoreError
 from components.records import AssertionOutcome, Reward, Sample, Sampling, TaskRef, Trial, Turn, VerifierReport
 from components.rollout.ledger import Ledger
 
-FORMAT = 2
+FORMAT = 3
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -190,6 +190,7 @@ def _pack_turns(turns: Sequence[Turn]) -> tuple[list[dict[str, Any]], NDArray[np
                 "finish_reason": turn.finish_reason,
                 "weight_version": turn.weight_version,
                 "sampling": asdict(turn.sampling),
+                "opens": turn.opens,
             }
         )
         before = stream
@@ -215,6 +216,7 @@ def _unpack_turns(
                 item["weight_version"],
                 item["finish_reason"],
                 Sampling(**item["sampling"]),
+                item["opens"],
             )
         )
         logprob_at += answer

@@ -6,7 +6,8 @@ the stream as they are; the next prompt from the cut on is appended as context. 
 1. strict: T_i = p_i || a_i is a prefix of the next prompt.
 2. normalized: for the least s + u, drop_s(p_i) || drop_u(a_i) is a prefix. The template dropped the prompt's tail (an
    empty reasoning block, say) or wrote the answer's tail anew. The cut then advances past that tail's rendering; read
-   literally the rule would emit the tail twice. Only white space may be gone altogether (templates strip it).
+   literally the rule would emit the tail twice. Only white space may be gone altogether (templates strip it), and an
+   answer of nothing else gives no evidence that the next prompt holds it.
 3. retokenized: the next prompt holds the same text in other tokens.
 4. split: anything else. History was rewritten, and a new chunk is the only faithful stream.
 """
@@ -76,7 +77,7 @@ def decide(turn: Turn, next_prompt: Int32, tokenizer: Tokenizer) -> Boundary:
         return Boundary(Case.STRICT, len(turn.prompt_ids) + len(turn.completion_ids))
     kept = _kept_prompt(turn.prompt_ids, next_prompt)
     least = len(turn.prompt_ids) - kept
-    if kept == 0 or least > PROMPT_TAIL:
+    if kept == 0 or least > PROMPT_TAIL or not tokenizer.decode(turn.completion_ids.tolist()).strip():
         return Boundary(Case.SPLIT, 0)
     cut = _normalized(turn, next_prompt, least, tokenizer)
     if cut is not None:

@@ -68,7 +68,7 @@ class Stitcher:
     def _boundary(self, turn: Turn) -> Boundary | None:
         if self._last is None:
             return None
-        if self._last.weight_version != turn.weight_version:
+        if turn.opens or self._last.weight_version != turn.weight_version:
             return Boundary(Case.SPLIT, 0)
         return decide(self._last, turn.prompt_ids, self._tokenizer)
 

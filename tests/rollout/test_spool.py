@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.errors import FaultCause, StoreError
-from components.records import Turn
+from components.records import Sampling, Turn
 from components.rollout import Ledger, Outcome, load_batch, save_batch
 from components.rollout.spool import _pack_turns, _unpack_turns
 from components.routing import checksum
@@ -105,13 +105,16 @@ IDS = st.lists(st.integers(0, 50), min_size=1, max_size=12)
 @settings(deadline=None)
 def test_turns_of_any_history_are_stored_exactly(pairs):
     made = [
-        Turn(np.asarray(p, np.int32), np.asarray(a, np.int32), -np.asarray(a, np.float32), None, 1, "stop")
+        Turn(np.int32(p), np.int32(a), -np.float32(a), None, 1, "stop", Sampling(0.5, top_k=len(a)), len(p) % 2 == 0)
         for p, a in pairs
     ]
     again = _unpack_turns(*_pack_turns(made))
-    assert [(t.prompt_ids.tolist(), t.completion_ids.tolist(), t.logprobs.tolist()) for t in again] == [
-        (t.prompt_ids.tolist(), t.completion_ids.tolist(), t.logprobs.tolist()) for t in made
-    ]
+
+    def plain(turns):
+        arrays = [(t.prompt_ids.tolist(), t.completion_ids.tolist(), t.logprobs.tolist()) for t in turns]
+        return arrays, [(t.sampling, t.opens) for t in turns]
+
+    assert plain(again) == plain(made)
 
 
 def test_a_writer_killed_anywhere_leaves_whole_batches_only(tmp_path):

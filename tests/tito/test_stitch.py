@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -100,6 +101,20 @@ def test_rewritten_history_splits_and_both_chunks_keep_the_trial():
 def test_an_edited_short_answer_is_not_taken_for_a_dropped_tail():
     samples = stitch([turn("pre: y? ", "y"), turn("pre: y? n. more: ", "z")], Letters())
     assert [spell(s) for s in samples] == ["pre: y? [y]", "pre: y? n. more: [z]"]
+
+
+@pytest.mark.parametrize("prompt", ["p:", "p:x:"])
+def test_a_blank_answer_is_not_taken_for_one_that_was_stripped(prompt):
+    samples = stitch([turn("p:", " \n"), turn(prompt, "y")], Letters())
+    assert [spell(s) for s in samples] == ["p:[ \n]", f"{prompt}[y]"]
+
+
+def test_a_turn_whose_recorder_says_that_it_opens_a_branch_splits_whatever_its_ids_allow():
+    follows = turn("p:foo.x:", "bar.")
+    assert len(stitch([turn("p:", "foo."), follows], Letters())) == 1
+    samples = stitch([turn("p:", "foo."), replace(follows, opens=True)], Letters())
+    assert [spell(s) for s in samples] == ["p:[foo.]", "p:foo.x:[bar.]"]
+    assert cases(samples) == ["split"]
 
 
 def test_history_rewritten_beyond_the_grid_splits():
