@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 SGLANG_VENV ?= $(HOME)/.cache/longshell/sglang-0.5.12.post1
 # A real SGLang lives outside the project: its torch never touches ours.
 
-.PHONY: install campaign ui down test sglang coverage lint bench
+.PHONY: install campaign ui down test nightly sglang coverage lint bench
 
 install:
 	@./bootstrap.sh
@@ -27,9 +27,12 @@ down: install  ## stops exactly what `make ui` started
 test: install
 	@$(PY) -m pytest $(ARGS)
 
-sglang: install  ## nightly: the stock SGLang wheel on this CPU against the suites that the embedded server passes (2.3 GB)
+nightly: sglang  ## what is too slow for `make test`
+	@$(PY) -m pytest -m nightly $(ARGS)
+
+sglang: install  ## the stock SGLang wheel on this CPU against the suites that the embedded server passes (2.3 GB)
 	@tests/sampler/sglang_cpu/install.sh $(SGLANG_VENV)
-	@LONGSHELL_SGLANG_PYTHON=$(SGLANG_VENV)/bin/python $(PY) -m pytest tests -m sglang_cpu $(ARGS)
+	@LONGSHELL_SGLANG_PYTHON=$(SGLANG_VENV)/bin/python $(PY) -m pytest tests/sampler -m sglang_cpu $(ARGS)
 
 coverage: install  ## the tests again, with what they reach in components/ from this process
 	@$(PY) -m pytest --cov --cov-report=term $(ARGS)

@@ -25,8 +25,8 @@ def stage(job: Job) -> dict[str, Any]:
     refs = pool.sample(int(job.inputs["trials"]), seed=0)
     tasks = [pool.load(ref.task_id) for ref in refs]
     seed = job.config.seed * 1_000 + 500 + job.index
-    with open_sampler(job.config, checkpoint, seed=seed, routing=False, log=job.folder / "sampler.log") as url:
-        trials = asyncio.run(_run(job, checkpoint, url, tasks))
+    with open_sampler(job.config, checkpoint, seed=seed, routing=False, log=job.folder / "sampler.log") as sampler:
+        trials = asyncio.run(_run(job, checkpoint, sampler.url, tasks))
     score = aggregate(trials, job.config.reward)
     key = job.key(STAGE, job.inputs["label"], "trials")
     _keep(job, key, trials)

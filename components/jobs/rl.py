@@ -21,14 +21,15 @@ from typing import Any
 
 import ray
 
+from components.errors import InfraFault, ServiceError
 from components.jobs.checkpoints import publish_checkpoint
 from components.jobs.job import Job, log, main
 from components.jobs.rollouts import collect, start_actor
-from components.jobs.world import client, open_sampler
+from components.jobs.world import OpenSampler, client, open_sampler
 from components.learning import learn
 from components.planner import require
 from components.pool import Cursor
-from components.publish import publish
+from components.publish import Publication, open_publisher
 from components.rollout import SpooledBatch, load_batch
 from components.trainer import Trainer
 from components.trainer.megatron import MegatronTrainer
@@ -41,12 +42,15 @@ KEPT_STATES = 2
 class Leg:
     """The loop of one leg."""
 
-    def __init__(self, job: Job, trainer: Trainer, actor: Any, checkpoint: Path, sampler_url: str) -> None:
+    def __init__(self, job: Job, trainer: Trainer, actor: Any, checkpoint: Path, sampler: OpenSampler) -> None:
         self._job = job
         self._checkpoint = checkpoint
         self._trainer = trainer
         self._actor = actor
-        self._sampler_url = sampler_url
+        self._sampler = sampler
+        self._weights = job.folder / "weights"
+        self._publisher = open_publisher(job.config.publish, self._weights)
+        self._restarts = 0
         self._total = job.config.rl.legs * job.config.rl.leg_steps
 
     def run(self, first: int, last: int) -> dict[str, float]:
@@ -70,13 +74,14 @@ class Leg:
         if pending is not None:
             self._finish(ahead, pending)
         waited = time.monotonic()
-        self._publish(ahead)
+        lost = self._publish(ahead)
         published = time.monotonic()
         metrics |= {
             "time/train": learned - started,
             "time/barrier_wait": waited - learned,
             "time/publish": published - waited,
             "time/step": published - started,
+            "publish/lost": float(lost),
         }
         self._commit(step, metrics)
         return metrics
@@ -122,17 +127,40 @@ class Leg:
             return None
         return dict(self._job.store.get_json(key))
 
-    def _publish(self, version: int) -> None:
-        folder = self._job.folder / "weights"
-        self._trainer.save_hf(folder)
-        asyncio.run(self._publish_folder(folder, version))
+    def _publish(self, version: int) -> int:
+        """Brings the trainer's weights to the sampler. One that is lost on the way is started anew with them.
 
-    async def _publish_folder(self, folder: Path, version: int) -> None:
-        sampler = client(self._job.config, self._checkpoint, self._sampler_url)
+        Returns:
+            How many were lost.
+        """
+        publication = asyncio.run(self._exchange(version))
+        for fault in publication.lost.values():
+            self._reclaim(version, fault)
+        return len(publication.lost)
+
+    async def _exchange(self, version: int) -> Publication:
+        sampler = client(self._job.config, self._checkpoint, self._sampler.url)
         try:
-            await publish([sampler], folder, version)
+            return await self._publisher.publish([sampler], self._trainer, version)
         finally:
             await sampler.close()
+
+    def _reclaim(self, version: int, fault: InfraFault) -> None:
+        """Starts a lost sampler anew, at its old URL.
+
+        Raises:
+            ServiceError: it runs by itself, its restarts are used up, or it does not start.
+        """
+        server, allowed = self._sampler.server, self._job.config.sampler.max_restarts
+        lost = f"the sampler at {self._sampler.url} was lost while version {version} was published ({fault})"
+        if server is None:
+            raise ServiceError(f"{lost}; it was not started from here: start it again, then resume the campaign")
+        if self._restarts == allowed:
+            raise ServiceError(f"{lost}, and its {allowed} restarts (sampler.max_restarts) are used up")
+        self._restarts += 1
+        log.warning("%s: restart %d of %d", lost, self._restarts, allowed)
+        self._trainer.save_hf(self._weights)
+        server.restart(self._weights, version)
 
     def _commit(self, step: int, metrics: Mapping[str, float]) -> None:
         job = self._job
@@ -165,26 +193,26 @@ def leg(job: Job) -> dict[str, Any]:
         log.info("continuing at step %d: steps %d to %d are committed", position, done[0], done[-1])
     checkpoint = job.store.tree(job.inputs["checkpoint"])
     state = _state_key(job, position - 1) if done else job.inputs["state"]
-    with _runtime(job, checkpoint) as (url, actor):
+    with _runtime(job, checkpoint) as (sampler, actor):
         trainer = _open_trainer(job, checkpoint, state)
         if position < last:
-            Leg(job, trainer, actor, checkpoint, url).run(position, last)
+            Leg(job, trainer, actor, checkpoint, sampler).run(position, last)
         key = job.key(STAGE, "legs", job.index, "checkpoint")
         publish_checkpoint(job, trainer, key, tokenizer_from=checkpoint)
     return {"checkpoint": key, "state": _state_key(job, last - 1), "step": last, **_totals(job, first, last)}
 
 
 @contextmanager
-def _runtime(job: Job, checkpoint: Path) -> Iterator[tuple[str, Any]]:
+def _runtime(job: Job, checkpoint: Path) -> Iterator[tuple[OpenSampler, Any]]:
     """A sampler and the rollout actor, for the time of the leg."""
     seed = job.config.seed * 1_000 + job.index
-    with open_sampler(job.config, checkpoint, seed=seed, routing=True, log=job.folder / "sampler.log") as url:
+    with open_sampler(job.config, checkpoint, seed=seed, routing=True, log=job.folder / "sampler.log") as sampler:
         ray.init(address="auto", logging_level="warning")
         config = job.config.model_dump(mode="json")
         train = str(job.store.tree(job.inputs["pool"]) / "train")
-        actor = start_actor(job.campaign, config, train, str(checkpoint), url, str(job.folder))
+        actor = start_actor(job.campaign, config, train, str(checkpoint), sampler.url, str(job.folder))
         try:
-            yield url, actor
+            yield sampler, actor
         finally:
             ray.kill(actor)
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
+import hashlib
+import os
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -10,10 +15,11 @@ from pathlib import Path
 from components.config import CampaignConfig
 from components.gateway import ChatTemplate, SamplerPolicy, Trajectory
 from components.harness import run_trial, template_for
+from components.jobs.job import log
 from components.pool import Task
 from components.records import Sampling, Trial
 from components.rollout import Attempt
-from components.sampler import ModelGeometry, Sampler, SGLangClient, launch_sampler
+from components.sampler import ModelGeometry, Sampler, SamplerServer, SGLangClient, launch_sampler
 from components.sandbox import SandboxBackend, open_backend
 from components.tito import BpeTokenizer
 
@@ -68,16 +74,55 @@ def client(config: CampaignConfig, checkpoint: Path, sampler_url: str) -> SGLang
     return SGLangClient(sampler_url, model=geometry, request_timeout_s=config.sampler.request_timeout_s)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenSampler:
+    """A sampler that serves; `server` is None when it runs by itself and cannot be started anew from here."""
+
+    url: str
+    server: SamplerServer | None
+
+
 @contextmanager
-def open_sampler(config: CampaignConfig, checkpoint: Path, *, seed: int, routing: bool, log: Path) -> Iterator[str]:
-    """The URL of a sampler that serves `checkpoint`: an embedded one for the time of the context, or a given one.
+def open_sampler(
+    config: CampaignConfig, checkpoint: Path, *, seed: int, routing: bool, log: Path
+) -> Iterator[OpenSampler]:
+    """A sampler that serves `checkpoint` as version 0: one that is started for the time of the context, or a given one.
 
     Raises:
         CheckpointError: `checkpoint` is no model folder; nothing was started.
+        ServiceError: the sampler does not start, or is not set up for what will be asked of it.
+        InfraFault: a given sampler does not answer or cannot load the checkpoint.
     """
     ModelGeometry.read(checkpoint)
-    if config.sampler.urls:
-        yield config.sampler.urls[0]
-        return
+    for url in config.sampler.urls:  # one at most
+        with _alone(url):
+            asyncio.run(_take_over(client(config, checkpoint, url), checkpoint, routing))
+            yield OpenSampler(url, None)
+            return
     with launch_sampler(config.sampler, checkpoint, seed=seed, routing=routing, log_path=log) as server:
-        yield server.url
+        yield OpenSampler(server.url, server)
+
+
+@contextmanager
+def _alone(url: str) -> Iterator[None]:
+    """Holds a sampler that runs by itself for one job of this machine at a time: each serves other weights."""
+    name = hashlib.sha256(url.encode()).hexdigest()[:16]
+    with (Path(tempfile.gettempdir()) / f"longshell-{os.getuid()}-sampler-{name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("waiting for the sampler at %s, which another job uses", url)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+async def _take_over(sampler: SGLangClient, checkpoint: Path, routing: bool) -> None:
+    """Makes a sampler that ran before serve the checkpoint, whatever it served and whoever left it paused."""
+    try:
+        await sampler.probe(routing=routing)
+        await sampler.pause()
+        await sampler.flush_cache()
+        await sampler.update_weights(str(checkpoint), 0)
+        await sampler.resume()
+    finally:
+        await sampler.close()

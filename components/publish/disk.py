@@ -1,39 +1,30 @@
 """Publishing weights through a folder that trainer and samplers both see.
 
-Invariant: when `publish` returns, every sampler answers with `version` and with nothing cached from an older one; when
-it raises, the caller must not generate again before a publication succeeds.
+Invariant: the folder is whole before a sampler is told of it; a sampler that cannot load it keeps its old weights.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from components.errors import FaultCause, InfraFault
+from components.publish.barrier import Publication, Roll, WeightSource, at_barrier
 from components.sampler import Sampler
 
 
-async def publish(samplers: Sequence[Sampler], folder: Path, version: int) -> None:
-    """Loads the Hugging Face checkpoint in `folder` into every sampler and verifies the version that they report.
+@dataclass(frozen=True, slots=True)
+class DiskPublisher:
+    """Writes `folder` anew for each version."""
 
-    Generation is paused (running requests are aborted), caches are flushed, weights are loaded, and generation is
-    resumed whether or not loading succeeded.
+    folder: Path
+    timeout_s: float
 
-    Raises:
-        InfraFault: a sampler did not answer, refused the weights, or reports another version afterwards.
-    """
-    await asyncio.gather(*(_publish_one(sampler, folder, version) for sampler in samplers))
+    async def publish(self, samplers: Sequence[Sampler], source: WeightSource, version: int) -> Publication:
+        """See `Publisher.publish`."""
 
+        async def transfer(roll: Roll) -> None:
+            source.save_hf(self.folder)
+            await roll.each(lambda sampler: sampler.update_weights(str(self.folder), version))
 
-async def _publish_one(sampler: Sampler, folder: Path, version: int) -> None:
-    await sampler.pause()
-    try:
-        await sampler.flush_cache()
-        await sampler.update_weights(str(folder), version)
-    finally:
-        await sampler.resume()
-    info = await sampler.info()
-    if info.weight_version != version:
-        detail = f"published version {version}, sampler reports {info.weight_version}"
-        raise InfraFault(FaultCause.SAMPLER, detail)
+        return await at_barrier(samplers, version, self.timeout_s, transfer)

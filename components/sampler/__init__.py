@@ -5,14 +5,16 @@ from __future__ import annotations
 from components.sampler.client import SGLangClient
 from components.sampler.geometry import ModelGeometry
 from components.sampler.launch import SamplerServer, launch_sampler
-from components.sampler.protocol import Generation, ModelInfo, Sampler
+from components.sampler.protocol import Generation, GroupAddress, ModelInfo, Sampler, TensorSpec
 
 __all__ = [
     "Generation",
+    "GroupAddress",
     "ModelGeometry",
     "ModelInfo",
     "SGLangClient",
     "Sampler",
     "SamplerServer",
+    "TensorSpec",
     "launch_sampler",
 ]

@@ -19,7 +19,7 @@ from components.errors import FaultCause, InfraFault, ServiceError
 from components.records import Sampling
 from components.sampler.answer import parse_version, read_generation
 from components.sampler.geometry import ModelGeometry
-from components.sampler.protocol import Generation, ModelInfo
+from components.sampler.protocol import Generation, GroupAddress, ModelInfo, TensorSpec
 
 # Control calls answer at once; pause(abort) of SGLang polls once a second until all requests are gone.
 _CONTROL_TIMEOUT_S = 60.0
@@ -42,6 +42,7 @@ class SGLangClient:
         self._request_timeout_s = request_timeout_s
         self._session: aiohttp.ClientSession | None = None
         self._abort_marks = 0
+        self._in_session = False
 
     async def generate(
         self,
@@ -92,12 +93,59 @@ class SGLangClient:
     async def update_weights(self, path: str, version: int) -> None:
         """Loads a folder and checks that the server then reports `version`."""
         body = {"model_path": path, "weight_version": str(version), "flush_cache": True}
-        answer = await self._call("POST", "/update_weights_from_disk", body, self._request_timeout_s)
-        if not answer.get("success"):
-            raise self._fault("/update_weights_from_disk", str(answer.get("message")))
-        served = parse_version((await self._model_info())["weight_version"])
-        if served != version:
-            raise self._fault("/update_weights_from_disk", f"version {version} was loaded, {served} is served")
+        await self._succeed("/update_weights_from_disk", body)
+        await self._require_version(version)
+
+    async def ranks(self) -> int:
+        settings = await self._call("GET", "/server_info", None, _CONTROL_TIMEOUT_S)
+        if settings.get("pp_size", 1) > 1 or (
+            settings.get("dp_size", 1) > 1 and not settings.get("enable_dp_attention")
+        ):
+            raise self._fault("/server_info", "weights cannot be broadcast to pipeline or data-parallel ranks")
+        return int(settings.get("tp_size", 1))
+
+    async def join_group(self, group: GroupAddress, first_rank: int) -> None:
+        body = {
+            "master_address": group.host,
+            "master_port": group.port,
+            "rank_offset": first_rank,
+            "world_size": group.world_size,
+            "group_name": group.name,
+            "backend": group.backend,
+        }
+        await self._succeed("/init_weights_update_group", body)
+
+    async def leave_group(self, name: str) -> None:
+        await self._succeed("/destroy_weights_update_group", {"group_name": name})
+
+    async def begin_update(self) -> None:
+        """0.5.23 wants a session around the tensors; 0.5.12 knows none and answers 404."""
+        status, text = await self._send("POST", "/begin_weight_update", {}, _CONTROL_TIMEOUT_S)
+        if status == 400:  # one is open that was not ended
+            await self._send("POST", "/end_weight_update", {}, _CONTROL_TIMEOUT_S)
+            status, text = await self._send("POST", "/begin_weight_update", {}, _CONTROL_TIMEOUT_S)
+        if status not in (200, 404):
+            raise self._fault("/begin_weight_update", f"HTTP {status}: {text.strip()[:500]}")
+        self._in_session = status == 200
+
+    async def receive(self, tensors: Sequence[TensorSpec], group: str, version: int, *, last: bool) -> None:
+        body = {
+            "names": [tensor.name for tensor in tensors],
+            "dtypes": [tensor.dtype for tensor in tensors],
+            "shapes": [list(tensor.shape) for tensor in tensors],
+            "group_name": group,
+            # Nothing was computed since the flush before; a flush a bucket would cost more than the bucket.
+            "flush_cache": False,
+            # Not a number until all are there: no answer of torn weights passes `parse_version`.
+            "weight_version": str(version) if last else f"{version}-incomplete",
+        }
+        await self._succeed("/update_weights_from_distributed", body)
+
+    async def end_update(self, version: int) -> None:
+        if self._in_session:
+            await self._succeed("/end_weight_update", {})
+            self._in_session = False
+        await self._require_version(version)
 
     async def info(self) -> ModelInfo:
         served = await self._model_info()
@@ -167,6 +215,17 @@ class SGLangClient:
         if "weight_version" not in answer or "model_path" not in answer:
             raise self._fault("/model_info", f"lacks weight_version or model_path: {sorted(answer)}")
         return answer
+
+    async def _require_version(self, version: int) -> None:
+        served = parse_version((await self._model_info())["weight_version"])
+        if served != version:
+            raise self._fault("/model_info", f"version {version} was published, {served} is served")
+
+    async def _succeed(self, path: str, body: Mapping[str, Any]) -> None:
+        """Calls what answers {"success", "message"} and may take as long as weights take."""
+        answer = await self._call("POST", path, body, self._request_timeout_s)
+        if not answer.get("success"):
+            raise self._fault(path, str(answer.get("message")))
 
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
         """Sends a request and returns the JSON of a 200; an empty or plain body is an empty object."""

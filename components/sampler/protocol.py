@@ -49,6 +49,26 @@ class ModelInfo:
     model_path: str
 
 
+@dataclass(frozen=True, slots=True)
+class GroupAddress:
+    """Where and how a weight group meets (see `weight_group`). `backend` is "gloo" or "nccl"."""
+
+    name: str
+    host: str
+    port: int
+    world_size: int
+    backend: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor that will arrive: `dtype` as torch spells it without its prefix."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
 class Sampler(Protocol):
     """Draws tokens. Every method raises `InfraFault(SAMPLER)` when the service fails or misses its deadline."""
 
@@ -92,6 +112,33 @@ class Sampler(Protocol):
 
     async def update_weights(self, path: str, version: int) -> None:
         """Loads a checkpoint folder; afterwards answers carry `version`."""
+        ...
+
+    async def ranks(self) -> int:
+        """How many ranks of a weight group this sampler is."""
+        ...
+
+    async def join_group(self, group: GroupAddress, first_rank: int) -> None:
+        """Takes ranks `first_rank` and following; returns when every member has joined."""
+        ...
+
+    async def leave_group(self, name: str) -> None:
+        """Leaves a group that it has joined."""
+        ...
+
+    async def begin_update(self) -> None:
+        """Makes ready for the tensors of a whole model. An earlier update that was not ended is forgotten."""
+        ...
+
+    async def receive(self, tensors: Sequence[TensorSpec], group: str, version: int, *, last: bool) -> None:
+        """Takes these tensors from the group's rank 0.
+
+        Before the last ones the weights may be torn, and what they would draw cannot pass for a `Generation`.
+        """
+        ...
+
+    async def end_update(self, version: int) -> None:
+        """All tensors have arrived; afterwards answers carry `version`, which is checked."""
         ...
 
     async def info(self) -> ModelInfo:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-pytest.register_assert_rewrite("tests.conformance.sampler_suite")
+pytest.register_assert_rewrite("tests.conformance.publisher_suite", "tests.conformance.sampler_suite")
 
 from components.config import SamplerConfig  # noqa: E402
 from components.sampler import SamplerServer, launch_sampler  # noqa: E402

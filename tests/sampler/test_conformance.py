@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from components.config import SamplerConfig, SGLangConfig
+from components.config import PublishConfig, SamplerConfig, SGLangConfig
+from components.publish import Publisher, open_publisher
 from components.sampler import SamplerServer, launch_sampler
+from tests.conformance.publisher_suite import PublisherSuite
 from tests.conformance.sampler_suite import SamplerSuite, Wire, tokens
 from tests.sampler.conftest import CONTEXT, SLOTS, Oracle
 
@@ -106,9 +108,13 @@ def sglang(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield server
 
 
-@pytest.mark.sglang_cpu
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(SGLANG_PYTHON is None, reason="`make sglang` installs a real SGLang and runs this")
+def real_sglang(suite: type) -> type:
+    """Marks a suite that needs one."""
+    missing = pytest.mark.skipif(SGLANG_PYTHON is None, reason="`make sglang` installs a real SGLang and runs this")
+    return pytest.mark.sglang_cpu(pytest.mark.timeout(600)(missing(suite)))
+
+
+@real_sglang
 class TestSGLang(SamplerSuite):
     """The stock wheel."""
 
@@ -119,3 +125,16 @@ class TestSGLang(SamplerSuite):
     @pytest.fixture
     def folder(self, model_folder: Path) -> Path:
         return model_folder
+
+
+@real_sglang
+class TestSGLangPublication(PublisherSuite):
+    """The stock wheel and an embedded server side by side, in one weight group when it is collective."""
+
+    @pytest.fixture
+    def servers(self, sglang: SamplerServer, embedded: SamplerServer) -> list[SamplerServer]:
+        return [sglang, embedded]
+
+    @pytest.fixture(params=["disk", "collective"])
+    def publisher(self, request: pytest.FixtureRequest, tmp_path: Path) -> Publisher:
+        return open_publisher(PublishConfig(method=request.param, bucket_mb=0.01, timeout_s=200), tmp_path / "weights")

@@ -10,9 +10,19 @@ from components.errors import CheckpointError
 from components.sampler.engine.architecture import Architecture
 from components.sampler.engine.engine import Engine, never_ran
 from components.sampler.engine.request import Answer, Request
-from components.sampler.engine.weights import Weights, load_weights
+from components.sampler.engine.weights import Weights, build_weights, load_weights
 
-__all__ = ["Answer", "Architecture", "Engine", "Request", "Weights", "load_weights", "never_ran", "open_engine"]
+__all__ = [
+    "Answer",
+    "Architecture",
+    "Engine",
+    "Request",
+    "Weights",
+    "build_weights",
+    "load_weights",
+    "never_ran",
+    "open_engine",
+]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -10,7 +10,7 @@ Invariant: the layout computes the model's function exactly, up to the order of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,21 +47,27 @@ class Weights:
 
 
 def load_weights(folder: Path, arch: Architecture, dtype: torch.dtype, router_dtype: torch.dtype) -> Weights:
-    """Reads every tensor of a Hugging Face folder.
+    """Reads every tensor of a Hugging Face folder; see `build_weights`."""
+    return build_weights(_read_tensors(folder), arch, dtype, router_dtype, source=f"model folder {folder}")
+
+
+def build_weights(
+    tensors: Mapping[str, Tensor], arch: Architecture, dtype: torch.dtype, router_dtype: torch.dtype, *, source: str
+) -> Weights:
+    """Lays out the tensors of a model, named as Hugging Face names them.
 
     Raises:
-        CheckpointError: a file or tensor is missing, of another shape, or not finite. Nothing is loaded in part.
+        CheckpointError: a tensor is missing, of another shape, or not finite. Nothing is laid out in part.
     """
-    tensors = _read_tensors(folder)
 
     def take(name: str, *shape: int) -> Tensor:
         if name not in tensors:
-            raise CheckpointError(f"model folder {folder} has no tensor {name}")
+            raise CheckpointError(f"{source} has no tensor {name}")
         tensor = tensors[name].float()
         if tuple(tensor.shape) != shape:
-            raise CheckpointError(f"{folder}: {name} is {list(tensor.shape)}, config.json implies {list(shape)}")
+            raise CheckpointError(f"{source}: {name} is {list(tensor.shape)}, config.json implies {list(shape)}")
         if not torch.isfinite(tensor).all():
-            raise CheckpointError(f"{folder}: {name} holds values that are not finite")
+            raise CheckpointError(f"{source}: {name} holds values that are not finite")
         return tensor
 
     embedding = take("model.embed_tokens.weight", arch.vocab, arch.hidden)

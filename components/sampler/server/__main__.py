@@ -15,13 +15,15 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from aiohttp import web
+from torch import Tensor
 
 from components.errors import CheckpointError
-from components.sampler.engine import DTYPES, Weights, load_weights, open_engine
+from components.sampler.engine import DTYPES, Weights, build_weights, load_weights, open_engine
 from components.sampler.lifeline import watch_parent
 from components.sampler.server.app import Service
 from components.sampler.server.driver import Driver
@@ -86,8 +88,13 @@ def _service(args: argparse.Namespace) -> Service:
         version=args.weight_version,
     )
 
-    def load(folder: Path) -> Weights:
-        return load_weights(folder, engine.arch, DTYPES[args.dtype], DTYPES[args.router_dtype])
+    dtypes = DTYPES[args.dtype], DTYPES[args.router_dtype]
+
+    def read(folder: Path) -> Weights:
+        return load_weights(folder, engine.arch, *dtypes)
+
+    def build(tensors: Mapping[str, Tensor], source: str) -> Weights:
+        return build_weights(tensors, engine.arch, *dtypes, source=source)
 
     settings = {
         "context_length": args.context,
@@ -97,7 +104,7 @@ def _service(args: argparse.Namespace) -> Service:
         "enable_return_routed_experts": args.enable_return_routed_experts,
         "random_seed": args.seed,
     }
-    return Service(Driver(engine, load), str(args.model), settings)
+    return Service(Driver(engine), str(args.model), read, build, settings)
 
 
 async def _serve(service: Service, listening: socket.socket, parent: int | None) -> int:

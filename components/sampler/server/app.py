@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from aiohttp import web
+from torch import Tensor
 
-from components.sampler.engine import Engine, Request
+from components.sampler.engine import Engine, Request, Weights
+from components.sampler.server.delivery import Delivery
 from components.sampler.server.driver import Driver, PauseMode, WeightUpdateError, gather_all
-from components.sampler.server.wire import BadRequest, Call, ModelLimits, parse_generate, render_answer
+from components.sampler.server.wire import (
+    BadRequest,
+    Call,
+    ModelLimits,
+    parse_delivery,
+    parse_generate,
+    parse_group,
+    render_answer,
+)
 
 # A batch of 64 prompts of 100k ids is some 40 MB of JSON.
 _MAX_BODY_BYTES = 256 * 1024 * 1024
@@ -24,11 +34,20 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(slots=True)
 class Service:
-    """The handlers and their state. `settings` are the command-line values, shown by `/server_info`."""
+    """The handlers and their state.
+
+    Attributes:
+        read: weights from a folder.
+        build: weights from named tensors; `source` names them in errors.
+        settings: the command-line values, shown by `/server_info`.
+    """
 
     driver: Driver
     model_path: str
+    read: Callable[[Path], Weights]
+    build: Callable[[Mapping[str, Tensor], str], Weights]
     settings: dict[str, Any]
+    delivery: Delivery = field(default_factory=Delivery)
 
     def app(self) -> web.Application:
         """The application; its owner runs `driver.run()` beside it."""
@@ -43,6 +62,11 @@ class Service:
                 web.post("/flush_cache", self.flush_cache),
                 web.get("/flush_cache", self.flush_cache),
                 web.post("/update_weights_from_disk", self.update_weights_from_disk),
+                web.post("/init_weights_update_group", self.init_weights_update_group),
+                web.post("/destroy_weights_update_group", self.destroy_weights_update_group),
+                web.post("/begin_weight_update", self.begin_weight_update),
+                web.post("/update_weights_from_distributed", self.update_weights_from_distributed),
+                web.post("/end_weight_update", self.end_weight_update),
                 web.get("/model_info", self.model_info),
                 web.get("/get_model_info", self.model_info),
                 web.get("/server_info", self.server_info),
@@ -99,14 +123,40 @@ class Service:
         path, version = body.get("model_path"), body.get("weight_version")
         if not isinstance(path, str) or not isinstance(version, str | None):
             raise BadRequest("model_path must be a string, and weight_version a string when it is given")
-        try:
-            waiting = await self.driver.update(
-                Path(path), version, flush=body.get("flush_cache", True), abort=body.get("abort_all_requests", False)
-            )
-        except WeightUpdateError as error:
-            return _json({"success": False, "message": str(error)}, status=400)
+        flush, abort = body.get("flush_cache", True), body.get("abort_all_requests", False)
+        waiting = await self.driver.update(lambda: self.read(Path(path)), version, flush=flush, abort=abort)
         self.model_path = path
-        return _json({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": waiting})
+        return _succeeded("Succeeded to update model weights.", num_paused_requests=waiting)
+
+    async def init_weights_update_group(self, http: web.Request) -> web.Response:
+        """Joins a group; answers when all have."""
+        body = await _body(http)
+        address, rank = parse_group(body)
+        await self.delivery.join(address, rank)
+        return _succeeded("Succeeded to initialize custom process group.")
+
+    async def destroy_weights_update_group(self, http: web.Request) -> web.Response:
+        """Leaves a group."""
+        self.delivery.leave(str((await _body(http)).get("group_name")))
+        return _succeeded("Succeeded to destroy custom process group.")
+
+    async def begin_weight_update(self, http: web.Request) -> web.Response:
+        """Opens a session; the old weights go on until it ends."""
+        self.delivery.begin()
+        return _succeeded("Success")
+
+    async def update_weights_from_distributed(self, http: web.Request) -> web.Response:
+        """Receives tensors of the session."""
+        specs, group, version = parse_delivery(await _body(http))
+        await self.delivery.receive(specs, group, version)
+        return _succeeded("Succeeded to update parameter online.")
+
+    async def end_weight_update(self, http: web.Request) -> web.Response:
+        """Exchanges the weights for those of the session, or, when one is missing, keeps the old ones."""
+        arrived, version = self.delivery.end()
+        source = f"the weight update to version {version}"
+        await self.driver.update(lambda: self.build(arrived, source), version, flush=True, abort=False)
+        return _succeeded("Success")
 
     async def model_info(self, http: web.Request) -> web.Response:
         """What is served."""
@@ -124,7 +174,7 @@ class Service:
     async def server_info(self, http: web.Request) -> web.Response:
         """Settings and load."""
         load = {"running": self._engine.running, "waiting": self._engine.waiting}
-        known = {"version": "longshell-embedded", "weight_version": self._engine.version}
+        known = {"version": "longshell-embedded", "weight_version": self._engine.version, "tp_size": 1}
         return _json({**self.settings, **known, "internal_states": [load]})
 
     async def health(self, http: web.Request) -> web.Response:
@@ -152,6 +202,8 @@ async def _refusals(request: web.Request, handler: Handler) -> web.StreamRespons
     """Turns a refusal into SGLang's 400."""
     try:
         return await handler(request)
+    except WeightUpdateError as error:
+        return _json({"success": False, "message": str(error)}, status=400)
     except BadRequest as error:
         return _json({"error": {"message": str(error), "type": "BadRequestError", "code": 400}}, status=400)
 
@@ -168,6 +220,10 @@ async def _body(http: web.Request) -> Any:
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
     return body
+
+
+def _succeeded(message: str, **more: Any) -> web.Response:
+    return _json({"success": True, "message": message, **more})
 
 
 def _json(value: Any, status: int = 200) -> web.Response:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, TypeVar
 
 from components.errors import CheckpointError
@@ -36,10 +35,9 @@ class WeightUpdateError(ValueError):
 class Driver:
     """Owns an engine and the futures of its requests."""
 
-    def __init__(self, engine: Engine, load: Callable[[Path], Weights]) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.paused: PauseMode | None = None
-        self._load = load
         self._futures: dict[str, asyncio.Future[tuple[Answer, str]]] = {}
         self._held: dict[str, Request] = {}
         self._updating = False
@@ -112,14 +110,17 @@ class Driver:
         self.engine.flush()
         return True
 
-    async def update(self, folder: Path, version: str | None, *, flush: bool, abort: bool) -> int:
+    async def update(self, load: Callable[[], Weights], version: str | None, *, flush: bool, abort: bool) -> int:
         """Exchanges the weights between steps. Unpaused, waits until what runs has ended.
+
+        Args:
+            load: makes the new weights, in another thread.
 
         Returns:
             How many requests were held or frozen.
 
         Raises:
-            WeightUpdateError: the folder cannot be loaded, or a flush is asked with frozen requests.
+            WeightUpdateError: they cannot be loaded, or a flush is asked with frozen requests.
         """
         async with self._update_lock:
             if abort:
@@ -130,7 +131,7 @@ class Driver:
                     await self._idle.wait()
                 if flush and self.engine.busy:
                     raise WeightUpdateError("the cache cannot be flushed while paused requests hold it")
-                weights = await asyncio.to_thread(self._load, folder)
+                weights = await asyncio.to_thread(load)
                 # The load yielded. A resume in between lets frozen requests run on, but none can have been added.
                 self.engine.load(weights, self.engine.version if version is None else version)
                 if flush:

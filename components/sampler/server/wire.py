@@ -17,6 +17,7 @@ import numpy as np
 
 from components.records import Int32
 from components.sampler.engine import Answer, Request
+from components.sampler.protocol import GroupAddress, TensorSpec
 
 # Sampling keys that are accepted at these values only.
 _NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
@@ -110,6 +111,54 @@ def render_answer(call: Call, answer: Answer, version: str, latency_s: float) ->
         rows = np.ascontiguousarray(answer.routing[call.routing_start :], dtype="<i4")
         meta["routed_experts"] = base64.b64encode(rows.tobytes()).decode("ascii")
     return {"text": "", "output_ids": drawn, "meta_info": meta}
+
+
+def parse_group(body: Mapping[str, Any]) -> tuple[GroupAddress, int]:
+    """Reads an `/init_weights_update_group` body: the group, and this server's rank in it.
+
+    Raises:
+        BadRequest: says what is wrong.
+    """
+    backend = body.get("backend", "nccl")
+    if backend != "gloo":
+        raise BadRequest(f"backend must be gloo for the embedded server, got {backend!r}")
+    size = _integer(body, "world_size", 0, 2, None)
+    address = GroupAddress(
+        name=_text(body, "group_name"),
+        host=_text(body, "master_address"),
+        port=_integer(body, "master_port", 0, 1, 65_535),
+        world_size=size,
+        backend=backend,
+    )
+    return address, _integer(body, "rank_offset", 0, 1, size - 1)
+
+
+def parse_delivery(body: Mapping[str, Any]) -> tuple[list[TensorSpec], str, str | None]:
+    """Reads an `/update_weights_from_distributed` body: what arrives, through which group, under which version.
+
+    Raises:
+        BadRequest: says what is wrong.
+    """
+    names, dtypes, shapes = (body.get(key) for key in ("names", "dtypes", "shapes"))
+    if not (isinstance(names, list) and isinstance(dtypes, list) and isinstance(shapes, list)):
+        raise BadRequest("names, dtypes and shapes must be lists")
+    if not len(names) == len(dtypes) == len(shapes):
+        raise BadRequest(f"names, dtypes and shapes have {len(names)}, {len(dtypes)} and {len(shapes)} entries")
+    if not all(isinstance(text, str) for text in [*names, *dtypes]):
+        raise BadRequest("names and dtypes must be strings")
+    sizes = [tuple(_token_ids(shape, "shapes")) for shape in shapes]
+    if any(size < 0 for shape in sizes for size in shape):
+        raise BadRequest("shapes must not be negative")
+    version = None if body.get("weight_version") is None else _text(body, "weight_version")
+    specs = [TensorSpec(*parts) for parts in zip(names, dtypes, sizes, strict=True)]
+    return specs, _text(body, "group_name"), version
+
+
+def _text(body: Mapping[str, Any], key: str) -> str:
+    value = body.get(key)
+    if not isinstance(value, str) or not value:
+        raise BadRequest(f"{key} must be a string that is not empty")
+    return value
 
 
 def _item(body: Mapping[str, Any], key: str, index: int, count: int) -> Any:

@@ -1,0 +1,63 @@
+"""A sampler that dies is started anew at the barrier, with the weights of that barrier, and not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from components.config import CampaignConfig, load
+from components.errors import ServiceError
+from components.jobs.rl import Leg
+from components.jobs.world import OpenSampler
+from components.sampler import ModelGeometry, SGLangClient, launch_sampler
+from tests.conformance.publisher_suite import FolderSource, draw
+from tests.sampler.conftest import model_folder, other_folder  # noqa: F401
+
+CONTEXT = 512
+
+
+def leg(tmp_path: Path, config: CampaignConfig, checkpoint: Path, weights: Path, sampler: OpenSampler) -> Any:
+    job = SimpleNamespace(config=config, folder=tmp_path)
+    return Leg(job, FolderSource(weights), None, checkpoint, sampler)  # type: ignore[arg-type]
+
+
+async def version_of(url: str, checkpoint: Path) -> int:
+    client = SGLangClient(url, model=ModelGeometry.read(checkpoint, CONTEXT))
+    try:
+        return (await draw(client)).weight_version
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize("method", [pytest.param("disk", marks=pytest.mark.nightly), "collective"])
+def test_a_killed_sampler_is_started_anew_until_its_restarts_are_used_up(
+    tmp_path: Path,
+    model_folder: Path,  # noqa: F811
+    other_folder: Path,  # noqa: F811
+    method: str,
+) -> None:
+    overrides = [f"publish.method={method}", "publish.timeout_s=30", "sampler.max_restarts=1", "sampler.slots=2"]
+    config = load(Path(__file__).parents[2] / "configs/miniature.yaml", overrides)
+    with launch_sampler(config.sampler, model_folder, seed=0, routing=True, log_path=tmp_path / "log") as server:
+        running = leg(tmp_path, config, model_folder, other_folder, OpenSampler(server.url, server))
+        assert running._publish(1) == 0
+        os.kill(server.pid, signal.SIGKILL)
+        assert running._publish(2) == 1
+        assert asyncio.run(version_of(server.url, model_folder)) == 2
+        assert running._publish(3) == 0
+        os.kill(server.pid, signal.SIGKILL)
+        with pytest.raises(ServiceError, match=r"version 4 was published.*1 restarts .*are used up"):
+            running._publish(4)
+
+
+def test_a_dead_sampler_that_runs_by_itself_ends_the_leg_by_name(tmp_path: Path, model_folder: Path) -> None:  # noqa: F811
+    config = load(Path(__file__).parents[2] / "configs/miniature.yaml")
+    gone = leg(tmp_path, config, model_folder, model_folder, OpenSampler("http://127.0.0.1:9", None))
+    with pytest.raises(ServiceError, match="was not started from here"):
+        gone._publish(1)

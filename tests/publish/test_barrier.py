@@ -1,0 +1,86 @@
+"""The order of a publication, with samplers that only keep a diary."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from components.errors import FaultCause, InfraFault
+from components.publish.barrier import Publication, Roll, at_barrier
+
+
+class Diary:
+    """A sampler that writes down what it is told. `fails` is the call that raises, `hangs` the one that never ends."""
+
+    def __init__(self, *, served: int = 7, fails: str = "", hangs: str = "") -> None:
+        self.calls: list[str] = []
+        self.weight_version = served
+        self._fails, self._hangs = fails, hangs
+
+    def __getattr__(self, name: str) -> Any:
+        async def call() -> Diary:
+            self.calls.append(name)
+            if name == self._fails:
+                raise InfraFault(FaultCause.SAMPLER, f"{name} failed")
+            if name == self._hangs:
+                await asyncio.sleep(60)
+            return self
+
+        return call
+
+
+async def run(samplers: list[Diary], timeout_s: float = 60.0) -> Publication:
+    async def transfer(roll: Roll) -> None:
+        await roll.each(lambda sampler: sampler.update_weights())  # type: ignore[call-arg]
+
+    return await at_barrier(samplers, 7, timeout_s, transfer)  # type: ignore[arg-type]
+
+
+async def test_a_sampler_pauses_before_it_flushes_and_resumes_after_it_was_verified() -> None:
+    sampler = Diary()
+    assert (await run([sampler])).lost == {}
+    assert sampler.calls == ["pause", "flush_cache", "update_weights", "info", "resume"]
+
+
+async def test_none_resumes_before_every_one_is_verified() -> None:
+    order: list[str] = []
+
+    class Slow(Diary):
+        async def info(self) -> Diary:
+            await asyncio.sleep(0.05)
+            order.append("verified")
+            return self
+
+    class Quick(Diary):
+        async def resume(self) -> None:
+            order.append("resumed")
+
+    await run([Slow(), Quick()])
+    assert order == ["verified", "resumed"]
+
+
+async def test_one_that_reports_another_version_is_lost_and_stays_paused() -> None:
+    stale, fine = Diary(served=6), Diary()
+    publication = await run([stale, fine])
+    assert list(publication.lost) == [0]
+    assert "version 7 was published, 6 is served" in str(publication.lost[0])
+    assert "resume" not in stale.calls
+    assert "resume" in fine.calls
+
+
+async def test_one_that_fails_anywhere_is_asked_nothing_more() -> None:
+    for call in ("pause", "flush_cache", "update_weights", "info"):
+        failing, fine = Diary(fails=call), Diary()
+        assert list((await run([failing, fine])).lost) == [0]
+        assert failing.calls[-1] == call
+        assert fine.calls[-1] == "resume"
+
+
+async def test_one_that_hangs_anywhere_leaves_the_others_time_and_is_named_late() -> None:
+    for call in ("pause", "update_weights", "resume"):
+        hanging, fine = Diary(hangs=call), Diary()
+        publication = await run([hanging, fine], timeout_s=1.0)
+        assert list(publication.lost) == [0]
+        assert "did not answer in its time" in str(publication.lost[0])
+        assert publication.seconds < 1.0
+        assert fine.calls[-1] == "resume"
