@@ -286,7 +286,7 @@ async def test_a_refused_flush_is_tried_again(fake: FakeServer, client: SGLangCl
 
 async def test_an_update_that_does_not_take_is_a_fault(client: SGLangClient) -> None:
     await client.update_weights("/m", 0)  # "default" is version 0
-    with pytest.raises(InfraFault, match="version 5 was loaded, 0 is served"):
+    with pytest.raises(InfraFault, match="version 5 was published, 0 is served"):
         await client.update_weights("/m", 5)
 
 
