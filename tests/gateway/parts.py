@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import numpy as np
 
-from components.gateway import ChatTemplate, SamplerPolicy, Trajectory
+from components.gateway import ChatTemplate, Gateway, Routes, SamplerPolicy, Trajectory, serving
 from components.gateway.template import END
 from components.sampler import Generation
 from tests.harness.parts import SPECIALS, ByteTokenizer
@@ -48,6 +50,9 @@ class StubSampler:
         self.held.set()
         self.cancelled = 0
 
+    async def healthy(self) -> bool:
+        return not self.changes
+
     async def generate(self, prompt_ids: Sequence[int], **call: Any) -> Generation:
         self.calls.append((list(prompt_ids), call))
         text = self.texts.pop(0) if self.texts else "ok"
@@ -79,3 +84,24 @@ def trajectory_of(sampler: Any, *, capture: bool = True, source: str = QWENISH, 
     template = ChatTemplate(ByteTokenizer(), source)
     policy = SamplerPolicy(sampler, stop_token_ids=template.stop_token_ids, session_id="t", capture=capture)
     return Trajectory(policy, template, **settings)
+
+
+MODEL = "tiny"
+
+
+@asynccontextmanager
+async def open_gateway(
+    sampler: Any, *, context: int = 400, keepalive_s: float = 5.0, **settings: Any
+) -> AsyncIterator[tuple[Gateway, aiohttp.ClientSession]]:
+    """A gateway in bytes on a free port, and a client whose paths are relative to it. Trial `t` is open."""
+    template = ChatTemplate(ByteTokenizer(), settings.pop("source", QWENISH))
+    gateway = Gateway(sampler, template, model=MODEL, context_tokens=context, **settings)
+    gateway.open("t")
+    async with serving(Routes(gateway, keepalive_s=keepalive_s)) as url, aiohttp.ClientSession(url) as client:
+        yield gateway, client
+
+
+def body(*messages: dict[str, Any] | str, **fields: Any) -> dict[str, Any]:
+    """A request; a string is a user message."""
+    said = [{"role": "user", "content": item} if isinstance(item, str) else item for item in messages]
+    return {"model": MODEL, "messages": said, **fields}

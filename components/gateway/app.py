@@ -1,0 +1,177 @@
+"""The gateway's HTTP routes.
+
+    /t/{trial}/v1/chat/completions, /t/{trial}/v1/models    what an agent talks to: its base URL is /t/{trial}/v1
+    /v1/chat/completions, /v1/models                        the same; the header X-Session-ID names the trial
+    POST /t/{trial}    GET /t/{trial}/samples    DELETE /t/{trial}    opens a trial, gives its streams, forgets it
+
+Invariant: an answer stays recorded exactly if it was written to its client. A client that hangs up cancels its
+generation; an answer that it did not get is withdrawn.
+
+An answer leaves whole: a text whose ids, log-probs or routing turned out not to fit could not be called back. A request
+that streams gets its headers at once all the same when the answer is slow, and comments until it is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from components.gateway.gateway import Gateway
+from components.gateway.reply import chunks, completion, samples_body
+from components.gateway.request import ChatRequest, Refusal, read_object, read_request, read_sampling
+from components.gateway.trajectory import Answer, Trajectory
+from components.tito import audit, stitch
+
+SESSION_HEADER = "X-Session-ID"
+MAX_BODY_BYTES = 64 * 1024 * 1024
+"""A conversation of a million tokens is some 5 MB."""
+
+KEEPALIVE_S = 10.0
+"""Silence of a stream before a comment is sent: below the idle timeouts of clients and proxies."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Routes:
+    """The handlers of one gateway."""
+
+    def __init__(self, gateway: Gateway, *, keepalive_s: float = KEEPALIVE_S) -> None:
+        self._gateway = gateway
+        self._keepalive_s = keepalive_s
+
+    def app(self) -> web.Application:
+        """The application. Its runner must cancel the handlers of clients that hang up (`serving` does)."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_refusals])
+        for prefix in ("", "/t/{trial}"):
+            app.router.add_post(f"{prefix}/v1/chat/completions", self.chat_completions)
+            app.router.add_get(f"{prefix}/v1/models", self.models)
+            app.router.add_get(f"{prefix}/v1/models/{{model}}", self.models)
+        app.router.add_post("/t/{trial}", self.open_trial)
+        app.router.add_delete("/t/{trial}", self.close_trial)
+        app.router.add_get("/t/{trial}/samples", self.samples)
+        app.router.add_get("/health", self.health)
+        return app
+
+    async def chat_completions(self, http: web.Request) -> web.StreamResponse:
+        """Answers a request, and takes the answer back if its client is gone."""
+        request = read_request(await http.read())
+        drawing = asyncio.ensure_future(self._gateway.answer(_trial_id(http), request))
+        try:
+            reply = self._stream if request.stream else self._send
+            return await reply(http, request, drawing)
+        except (asyncio.CancelledError, ConnectionError):
+            drawing.cancel()
+            if drawing.done() and not drawing.cancelled() and drawing.exception() is None:
+                trajectory, answer = drawing.result()
+                trajectory.withdraw(answer)
+            raise
+
+    async def models(self, http: web.Request) -> web.Response:
+        """The one model that is served."""
+        name = self._gateway.model
+        card = {"id": name, "object": "model", "created": 0, "owned_by": "longshell"}
+        card["max_model_len"] = self._gateway.context_tokens
+        if "model" not in http.match_info:
+            return web.json_response({"object": "list", "data": [card]})
+        if http.match_info["model"] != name:
+            raise Refusal(f"The model {http.match_info['model']!r} does not exist", status=404, code="model_not_found")
+        return web.json_response(card)
+
+    async def open_trial(self, http: web.Request) -> web.Response:
+        """Opens a trial. The body may hold the sampling that all its answers share."""
+        data = await http.read()
+        self._gateway.open(_trial_id(http), read_sampling(read_object(data)) if data else None)
+        return web.json_response({"trial_id": _trial_id(http)}, status=201)
+
+    async def samples(self, http: web.Request) -> web.Response:
+        """The training streams of an open trial, and their audit."""
+        trial_id = _trial_id(http)
+        turns = self._gateway.trial(trial_id).trajectory.turns
+        tokenizer = self._gateway.template.tokenizer
+        made = stitch(turns, tokenizer, trial_id=trial_id)
+        return web.json_response(samples_body(trial_id, made, audit(turns, made, tokenizer)))
+
+    async def close_trial(self, http: web.Request) -> web.Response:
+        """Forgets a trial."""
+        trajectory = self._gateway.close(_trial_id(http))
+        return web.json_response({"trial_id": _trial_id(http), "turns": len(trajectory.turns)})
+
+    async def health(self, http: web.Request) -> web.Response:
+        """200 while the sampler answers, else 503."""
+        return web.Response(status=200 if await self._gateway.sampler.healthy() else 503)
+
+    async def _send(self, http: web.Request, request: ChatRequest, drawing: Drawing) -> web.StreamResponse:
+        _, answer = await drawing
+        response = web.json_response(completion(answer, request, self._gateway.template.tokenizer))
+        await response.prepare(http)
+        await response.write_eof()
+        return response
+
+    async def _stream(self, http: web.Request, request: ChatRequest, drawing: Drawing) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        while not (await asyncio.wait({drawing}, timeout=self._keepalive_s))[0]:
+            await response.prepare(http)
+            await response.write(b": drawing\n\n")
+        try:
+            _, answer = await drawing
+        except Refusal as refusal:
+            if not response.prepared:
+                raise
+            await response.write(_event(refusal.body()))
+            await response.write_eof()
+            return response
+        await response.prepare(http)
+        for chunk in chunks(answer, request, self._gateway.template.tokenizer):
+            await response.write(_event(chunk))
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+
+Drawing = asyncio.Future[tuple[Trajectory, Answer]]
+
+
+@asynccontextmanager
+async def serving(routes: Routes, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+    """Serves for the time of the context, and gives the URL. Port 0 takes a free one."""
+    runner = web.AppRunner(routes.app(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        yield "http://{}:{}".format(*runner.addresses[0][:2])
+    finally:
+        await runner.cleanup()
+
+
+@web.middleware
+async def _refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error is an OpenAI error object."""
+    try:
+        return await handler(request)
+    except Refusal as error:
+        refusal = error
+    except web.HTTPException as error:
+        refusal = Refusal(f"{request.method} {request.path}: {error.reason}", status=error.status)
+    return web.json_response(refusal.body(), status=refusal.status)
+
+
+def _trial_id(http: web.Request) -> str:
+    """The trial of a request: its route's, else its session header's.
+
+    Raises:
+        Refusal: it names none.
+    """
+    named = http.match_info.get("trial") or http.headers.get(SESSION_HEADER)
+    if not named:
+        message = f"name the trial: use the base URL /t/TRIAL/v1, or the header {SESSION_HEADER}"
+        raise Refusal(message, param=SESSION_HEADER, code="trial_required")
+    return named
+
+
+def _event(body: Any) -> bytes:
+    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
