@@ -32,17 +32,17 @@ from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from components.artifacts import ArtifactStore
-from components.errors import JobFailed, ServiceError
+from components.errors import Exit, Failure, JobFailed, ServiceError
 from components.joblog import LineReader, LogLine
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-EXIT_REFUSED = 2
-"""A job's exit code for "this configuration or data cannot be run": never retried."""
 STOP_GRACE_S = 15
 """SIGTERM to SIGKILL. Ray's default of 3 s cuts a checkpoint in half."""
 TAIL_LINES = 50
 _EAGER_S = 10.0
 """A young job is polled often, so that a short stage is not made long by waiting for it."""
+_NO_AGENT = "No available agent"
+"""A head answers before the agent that starts its jobs does."""
 _REPLAY_CHARS = 1_000_000
 """Below this, the end of a log is fetched with the whole of it; above, from the stream."""
 
@@ -175,10 +175,9 @@ class Cluster:
         info = self._client.get_job_info(submission_id) if status is not None else None
         code = info.driver_exit_code if info else None
         words = f"{status or 'LOST'}" + (f" with exit code {code}" if code is not None else "")
-        retriable = code != EXIT_REFUSED and status != JobStatus.STOPPED
         if info and not tail:
             tail.append(info.message or "(no output)")
-        raise JobFailed(submission_id, words, "\n".join(tail), retriable)
+        raise JobFailed(submission_id, words, "\n".join(tail), _failure(status, code))
 
     def stop(self, submission_id: str, *, wait_s: float = STOP_GRACE_S + 5) -> None:
         """Asks a job to stop (SIGTERM, after the grace SIGKILL) and waits until it has."""
@@ -216,18 +215,23 @@ class Cluster:
             "RAY_COLOR_PREFIX": "0",
             "RAY_DEDUP_LOGS": "0",
         }
-        try:
-            self._client.submit_job(
-                entrypoint=f"cd {shlex.quote(str(REPOSITORY))} && exec {command}",
-                submission_id=submission_id,
-                metadata=dict(metadata),
-                runtime_env={"env_vars": environment},
-            )
-        except RuntimeError as error:
-            if "already exists" not in str(error):
-                raise ServiceError(f"Ray refused job {submission_id}: {error}") from error
-            return True
-        return False
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                self._client.submit_job(
+                    entrypoint=f"cd {shlex.quote(str(REPOSITORY))} && exec {command}",
+                    submission_id=submission_id,
+                    metadata=dict(metadata),
+                    runtime_env={"env_vars": environment},
+                )
+            except RuntimeError as error:
+                if "already exists" in str(error):
+                    return True
+                if _NO_AGENT not in str(error) or time.monotonic() > deadline:
+                    raise ServiceError(f"Ray refused job {submission_id}: {error}") from error
+                time.sleep(0.5)
+            else:
+                return False
 
     def _status(self, submission_id: str) -> JobStatus | None:
         try:
@@ -259,6 +263,14 @@ class Cluster:
                 tick()
             eager = now - started < _EAGER_S or self._store.exists(spec.key("result.json"))
             time.sleep(0.1 if eager else 0.5)
+
+
+def _failure(status: JobStatus | None, code: int | None) -> Failure:
+    """Why a job that left no result ended: what its exit code says, if that is one that a job chose."""
+    if status == JobStatus.STOPPED:
+        return Failure.STOPPED
+    chosen = {int(Exit.of(failure)): failure for failure in (Failure.REFUSED, Failure.PROGRAM)}
+    return chosen.get(code, Failure.INFRASTRUCTURE) if code is not None else Failure.INFRASTRUCTURE
 
 
 class _LogStream:

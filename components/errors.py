@@ -4,14 +4,20 @@ Invariant: an infrastructure fault never becomes a reward, and what the policy c
 fault. `InfraFault` carries a `FaultCause`, leaves the reward absent and the trial out of the denominator. What the
 policy caused is a `StopReason` on a trial that the verifier grades like any other.
 
+What ends a job or a flow is of one `Failure` kind, told by `failure_of`; the kind alone decides whether it is tried
+again. Between processes the kind travels as a job's exit code.
+
 Every class is picklable (Ray moves exceptions between processes) and is also the standard-library type a caller would
 expect, so that `except ValueError` keeps its meaning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from enum import StrEnum
+import errno
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from enum import IntEnum, StrEnum
 
 
 class StopReason(StrEnum):
@@ -35,6 +41,42 @@ class FaultCause(StrEnum):
     VERIFIER_TIMEOUT = "verifier_timeout"
     CAPTURE_MISSING = "capture_missing"
     STORE = "store"
+
+
+class Failure(StrEnum):
+    """Why a job or a flow ended: what would have to change for it to end otherwise."""
+
+    REFUSED = "refused"
+    """Its input or its machine: configuration, data, permissions, a full disk."""
+    PROGRAM = "program"
+    """The code: what failed fails again on the same input."""
+    INFRASTRUCTURE = "infrastructure"
+    """Nothing, perhaps: a service, a node or a network was away."""
+    STOPPED = "stopped"
+    """Someone's mind: it was told to stop."""
+
+    @property
+    def retriable(self) -> bool:
+        """Whether trying again may help."""
+        return self is Failure.INFRASTRUCTURE
+
+
+class Exit(IntEnum):
+    """Exit codes of jobs. Every other end, by a signal above all, is one of infrastructure."""
+
+    DONE = 0
+    PROGRAM = 1
+    """Also what Python gives for an exception that nobody caught, such as a failed import."""
+    REFUSED = 2
+    INFRASTRUCTURE = 75
+    """`EX_TEMPFAIL` of sysexits.h."""
+    STOPPED = 143
+    """128 + SIGTERM."""
+
+    @classmethod
+    def of(cls, failure: Failure) -> Exit:
+        """The exit code that tells a kind of failure."""
+        return cls[failure.name]
 
 
 class LongshellError(Exception):
@@ -103,18 +145,111 @@ class ServiceError(LongshellError, RuntimeError):
     """A service of the stack (Prefect, Ray, MLflow, sampler) did not start, or stopped answering."""
 
 
+class NoSpaceError(LongshellError, OSError):
+    """A disk or a quota is full. `what` says which, and what was being written; nothing of it is half-written."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        return f"{self.what}. Free space there, or have the quota raised: the same command then continues"
+
+
 class JobFailed(LongshellError, RuntimeError):
-    """A Ray job ended without its result. Carries the last lines of its log.
+    """A Ray job ended without its result. Carries the last lines of its log and the kind of its failure."""
 
-    `retriable` is False when the job refused its configuration or its data: the same input would be refused again.
-    """
-
-    def __init__(self, submission_id: str, status: str, tail: str, retriable: bool = True) -> None:
+    def __init__(self, submission_id: str, status: str, tail: str, failure: Failure = Failure.INFRASTRUCTURE) -> None:
         self.submission_id = submission_id
         self.status = status
         self.tail = tail
-        self.retriable = retriable
-        super().__init__(submission_id, status, tail, retriable)
+        self.failure = failure
+        super().__init__(submission_id, status, tail, failure)
 
     def __str__(self) -> str:
         return f"Ray job {self.submission_id} ended {self.status}; its last lines:\n{self.tail}"
+
+    @property
+    def reason(self) -> str:
+        """The job's last words if they are an error message, which may have several lines; otherwise empty."""
+        lines = self.tail.splitlines()
+        levels = [number for number, line in enumerate(lines) if line.startswith(_LEVELS)]
+        if not levels or not lines[levels[-1]].startswith(_ERROR):
+            return ""
+        return "\n".join(lines[levels[-1] :]).removeprefix(_ERROR)
+
+
+_ERROR = "ERROR "
+_LEVELS = ("DEBUG ", "INFO ", "WARNING ", _ERROR)
+"""How the lines of a job's log begin."""
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_FULL_WORDS = re.compile(
+    r"database or disk is full"  # SQLite, whatever wraps it
+    r"|No space left on device|Disk quota exceeded"  # libraries that keep the words and lose the number
+    r"|inline_container\.cc.* unexpected pos \d+"  # torch.save
+    r"|\d+ requested and \d+ written"  # numpy
+)
+_WHAT_CHARS = 300
+"""Some errors list every file that they could not write."""
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
+_MISTAKES = (
+    *(AssertionError, TypeError, ValueError, LookupError, AttributeError, NameError, ArithmeticError),
+    *(ImportError, SyntaxError, NotImplementedError, RecursionError, DriftError),
+)
+"""What Python itself calls a mistake in the program, and ours of that kind."""
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The kind of a failure. What nobody has foreseen is taken for infrastructure: trying again costs little."""
+    if isinstance(error, JobFailed):
+        return error.failure
+    if isinstance(error, BaseExceptionGroup):
+        kinds = {failure_of(each) for each in error.exceptions}
+        return next(kind for kind in Failure if kind in kinds)
+    if isinstance(error, (ConfigError, TaskError, CheckpointError)) or no_space(error) is not None:
+        return Failure.REFUSED
+    if isinstance(error, StoreError) and isinstance(error.__cause__, OSError) and error.__cause__.errno in _FORBIDDEN:
+        return Failure.REFUSED
+    return Failure.PROGRAM if isinstance(error, _MISTAKES) else Failure.INFRASTRUCTURE
+
+
+def no_space(error: BaseException, place: object = None) -> NoSpaceError | None:
+    """The one place where a full disk is recognised, whoever met it first: None when `error` comes of something else.
+
+    Args:
+        error: what was raised; its causes, and the members of a group, count too.
+        place: what was written to, for errors that do not say it themselves.
+    """
+    for each in _chain(error):
+        if isinstance(each, NoSpaceError):
+            return each
+        if isinstance(each, JobFailed):  # Its text is a whole log; its kind is known.
+            continue
+        number = each.errno if isinstance(each, OSError) else None
+        if number in _FULL or _FULL_WORDS.search(str(each)):
+            if isinstance(error, LongshellError):
+                return NoSpaceError(_telling_line(str(error)))
+            where = (each.filename if isinstance(each, OSError) else None) or place or "the disk"
+            return NoSpaceError(f"{where}: {_telling_line(str(each))}")
+    return None
+
+
+def _telling_line(text: str) -> str:
+    """Of a text that may hold a whole traceback, the line that tells of the full disk, or else the first."""
+    lines = [line.strip() for line in text.splitlines()] or [""]
+    return next((line for line in lines if _FULL_WORDS.search(line)), lines[0])[:_WHAT_CHARS]
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, the members of a group, and whatever they were raised from, nearest first."""
+    seen: set[int] = set()
+    left = deque([error])
+    while left:
+        each = left.popleft()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        left += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+        before = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+        left += [before] if before is not None else []

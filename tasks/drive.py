@@ -13,36 +13,37 @@ from typing import Any
 import prefect.runtime
 from prefect import get_run_logger
 from prefect.client.schemas.objects import FlowRun, State, TaskRun
+from prefect.logging.loggers import task_run_logger
 
 from components.artifacts import ArtifactStore
 from components.cluster import Cluster, JobSpec
 from components.config import CampaignConfig
-from components.errors import JobFailed, LongshellError, ServiceError, StoreError
+from components.errors import LongshellError, failure_of
 from tasks import tracking
 from tasks.campaign import campaign_name
 from tasks.mirror import Mirror, Steps
 from tasks.site import Site
+from tasks.space import explaining
+from tasks.terminal import brief
 
 
 def is_retriable(task: Any, task_run: TaskRun, state: State[Any]) -> bool:
-    """Whether trying again can help: a job that failed or was lost, a service or a disk that was away for a while.
-
-    What was refused (configuration, data, a broken checkpoint) and what is a fault of the code is not tried again.
-    """
+    """Whether trying again can help: by the kind of the failure, and not while a disk is full."""
     try:
-        state.result()
-    except JobFailed as error:
-        return error.retriable
-    except (ServiceError, StoreError, ConnectionError):
-        return True
-    except Exception:  # The boundary: every other error is final.
-        return False
+        with explaining(Site.current()):
+            state.result()
+    except Exception as error:  # The boundary: an error becomes a decision.
+        again = failure_of(error).retriable
+        if again:
+            task_run_logger(task_run, task).warning("%s. It is tried again.", brief(error))
+        return again
     return False
 
 
 STAGE: Mapping[str, Any] = {
     "retries": 3,
     "retry_delay_seconds": [2, 10, 30],
+    "retry_jitter_factor": 0.5,
     "retry_condition_fn": is_retriable,
     "persist_result": False,
 }

@@ -1,8 +1,8 @@
 """`python -m flows.<name>`: a flow in this process, on the local stack.
 
-Invariants: whatever can be refused is refused before anything is started, with one message and exit code 2; services
-that this process started are stopped when it ends, those that it found are left; an interrupt stops the flow's Ray jobs
-first, so that their sandboxes and servers end with them.
+Invariants: whatever can be refused is refused before anything is started; every failure ends in one message and an exit
+code (2 refused, 1 failed, 130 interrupted); services that this process started are stopped when it ends, those that it
+found are left; an interrupt stops the flow's Ray jobs first, so that their sandboxes and servers end with them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 
 from components.config import CampaignConfig, load
-from components.errors import LongshellError
 from tasks.campaign import check_claim, check_model, check_plan
 from tasks.drive import stop_followed
 from tasks.site import Site
+from tasks.space import explaining, require
 from tasks.stack import settings
 from tasks.stack.supervisor import Stack
 from tasks.summary import finished
-
-EXIT_FAILED, EXIT_REFUSED, EXIT_INTERRUPTED = 1, 2, 130
+from tasks.terminal import EXIT_INTERRUPTED, quiet, tell
 
 
 def main(flow: Flow[..., Any], argv: Sequence[str] | None = None, *, reports: bool = False) -> int:
@@ -42,39 +41,48 @@ def main(flow: Flow[..., Any], argv: Sequence[str] | None = None, *, reports: bo
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="changes to it")
     arguments = parser.parse_args(argv)
     try:
-        config = load(arguments.config, arguments.overrides)
-        check_model(config)
-        site = Site.current()
-        check_plan(config, site)
-        store = site.store()
-        check_claim(config, store)
-        if not (reports and finished(config, store)):
-            code = _run(flow, config, site)
-            if code:
-                return code
-        if reports and (ended := finished(config, store)):
-            results, table = ended
-            print(f"\n{table}\n\n{json.dumps(results)}", flush=True)
-        return 0
-    except LongshellError as error:
-        print(error, file=sys.stderr)
-        return EXIT_REFUSED
+        return _launch(flow, arguments.config, arguments.overrides, reports)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except Exception as error:  # The boundary: a person reads one message.
+        return tell(error)
 
 
-def _run(flow: Flow[..., Any], config: CampaignConfig, site: Site) -> int:
+def _launch(flow: Flow[..., Any], path: str, overrides: Sequence[str], reports: bool) -> int:
+    config = load(path, overrides)
+    check_model(config)
+    site = Site.current()
+    check_plan(config, site)
     stack = Stack(site, lambda line: print(line, file=sys.stderr, flush=True))
+    store = site.store()
+    check_claim(config, store)
+    if not (reports and finished(config, store)):
+        with explaining(site):
+            code = _run(flow, config, site, stack)
+        if code:
+            return code
+    if reports and (ended := finished(config, store)):
+        results, table = ended
+        print(f"\n{table}\n\n{json.dumps(results)}", flush=True)
+    return 0
+
+
+def _run(flow: Flow[..., Any], config: CampaignConfig, site: Site, stack: Stack) -> int:
+    require(site)
     services = [name for name in ("prefect", "ray") if name not in site.given]
     with stack.session(services):
         settings.apply(settings.environment(site))
+        quiet()
         interrupts = _Interrupts()
         try:
             flow.with_options(on_running=[interrupts.arm])(config)
-        except (KeyboardInterrupt, SystemExit, LongshellError) as error:
-            if interrupts.join():  # Whatever the flow made of it: its jobs were stopped.
-                print("interrupted; the Ray jobs of this run are stopped, the same command continues", file=sys.stderr)
-                return EXIT_INTERRUPTED
-            print(f"\n{type(error).__name__}: {error}", file=sys.stderr)
-            return EXIT_FAILED
+        except (KeyboardInterrupt, SystemExit, Exception):
+            if not interrupts.join():
+                raise
+            # Whatever the flow made of it: its jobs were stopped.
+            print("interrupted; the Ray jobs of this run are stopped, the same command continues", file=sys.stderr)
+            return EXIT_INTERRUPTED
         finally:
             for sender in (APILogWorker, EventsWorker):  # While there is still a server to send to.
                 sender.drain_all(timeout=10)

@@ -17,7 +17,7 @@ import pytest
 
 from components.artifacts import LocalStore
 from components.cluster import Cluster, JobSpec
-from components.errors import JobFailed, ServiceError
+from components.errors import Failure, JobFailed, ServiceError
 from components.joblog import LogLine
 from tasks.stack import ports
 from tests import services
@@ -111,7 +111,7 @@ cluster.follow(spec, cluster.submit(spec, {{}}).id, print, lambda: None)
 
 
 def test_jobs_that_end_without_a_result_have_failed_whatever_their_exit_code(cluster, spec) -> None:
-    jobs = {do: spec(do, index) for index, do in enumerate(["fail", "refuse", "lie"])}
+    jobs = {do: spec(do, index) for index, do in enumerate(["fail", "refuse", "stumble", "lie"])}
     with ThreadPoolExecutor() as pool:
         futures = {do: pool.submit(follow, cluster, job) for do, job in jobs.items()}
     errors = {do: future.exception() for do, future in futures.items()}
@@ -121,7 +121,13 @@ def test_jobs_that_end_without_a_result_have_failed_whatever_their_exit_code(clu
     assert tail[-1] == "RuntimeError: the last words"
     assert "exit code 1" in errors["fail"].status
     assert "no such pool" in str(errors["refuse"])
-    assert [errors[do].retriable for do in ("fail", "refuse", "lie")] == [True, False, True]
+    assert errors["refuse"].reason == "ConfigError: no such pool"
+    assert {do: error.failure for do, error in errors.items()} == {
+        "fail": Failure.PROGRAM,
+        "refuse": Failure.REFUSED,
+        "stumble": Failure.INFRASTRUCTURE,
+        "lie": Failure.INFRASTRUCTURE,
+    }
     assert cluster.submit(jobs["fail"], {}).id == f"{jobs['fail'].base}-r1"
 
 
@@ -138,7 +144,7 @@ def test_a_job_that_ray_has_forgotten_is_lost_and_runs_again_under_the_next_name
     assert trace(job) == ["began", "stopped"]
     with pytest.raises(JobFailed, match="STOPPED") as stopped:
         cluster.follow(job, submission.id, lambda line: None, lambda: None)
-    assert not stopped.value.retriable
+    assert stopped.value.failure is Failure.STOPPED
 
 
 def test_a_log_stream_that_drops_is_taken_up_again_without_doubles(cluster, spec, monkeypatch) -> None:

@@ -186,7 +186,7 @@ class LocalStore:
         except OSError as error:
             what = f"{verb} {key}" if key else verb
             hints = {
-                errno.ENOSPC: "the disk is full; free space or set LONGSHELL_HOME to another disk",
+                errno.ENOSPC: "the disk is full",
                 errno.EDQUOT: "the disk quota is used up",
                 errno.EACCES: f"no permission in {error.filename or self._root}",
                 errno.EPERM: f"no permission in {error.filename or self._root}",

@@ -20,15 +20,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from components.artifacts import ArtifactStore, open_store
 from components.config import CampaignConfig, validate
-from components.errors import DriftError, LongshellError
+from components.errors import Exit, Failure, LongshellError, failure_of, no_space
 
-EXIT_REFUSED = 2
-"""The stage refused its input; trying again cannot help."""
-EXIT_STOPPED = 143
 NOISY = ("megatron",)
 """Libraries whose notices (the absence of CUDA extensions, bucket layouts) say nothing to the reader of a job's log."""
 
@@ -70,26 +67,51 @@ class Job:
 
 
 def main(stage: Callable[[Job], Mapping[str, Any]]) -> None:
-    """Runs `stage` on the spec named on the command line and writes its result.
+    """Runs `stage` on the spec named on the command line, writes its result, and exits with an `Exit` code.
 
-    Exits 0 with the result written; `EXIT_REFUSED` when the stage refused its configuration or data; 1 otherwise.
+    This is the boundary of a job: whatever went wrong leaves as one kind of `Failure` and, as the log's last words, one
+    message. A traceback precedes it when the message was not written for people.
     """
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(levelname)s %(message)s", force=True)
+    logging.raiseExceptions = False  # A log on a full disk loses lines; it must not take the job with it.
     for library in NOISY:
         logging.getLogger(library).setLevel(logging.WARNING)
         warnings.filterwarnings("ignore", category=UserWarning, module=library)
     signal.signal(signal.SIGTERM, _stop)
     try:
-        document = json.loads(Path(sys.argv[1]).read_text())
-        job = _open(document)
-        started = time.monotonic()
-        result = dict(stage(job))
-        result["seconds"] = round(time.monotonic() - started, 3)
-        job.store.put_json(document["result"], result)
-        shutil.rmtree(job.folder)
-    except LongshellError as error:
-        log.error("%s: %s", type(error).__name__, error)
-        sys.exit(EXIT_REFUSED if isinstance(error, (ValueError, DriftError)) else 1)
+        _run(stage, Path(sys.argv[1]))
+    except Exception as error:
+        _leave(_tell(error))
+    _leave(Exit.DONE)
+
+
+def _run(stage: Callable[[Job], Mapping[str, Any]], spec: Path) -> None:
+    document = json.loads(spec.read_text())
+    job = _open(document)
+    started = time.monotonic()
+    result = dict(stage(job))
+    result["seconds"] = round(time.monotonic() - started, 3)
+    job.store.put_json(document["result"], result)
+    shutil.rmtree(job.folder)
+
+
+def _tell(error: Exception) -> Exit:
+    """Logs why the job ends."""
+    failure = failure_of(error)
+    if failure is not Failure.REFUSED and not isinstance(error, LongshellError):
+        log.error("the stage failed", exc_info=error)
+    told = no_space(error, tempfile.gettempdir()) or error
+    log.error("%s: %s", type(told).__name__, told)
+    return Exit.of(failure)
+
+
+def _leave(code: Exit) -> NoReturn:
+    """Exits with `code`, also when the log's disk is full: Python would exit with 120 then."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os._exit(code)
+    sys.exit(code)
 
 
 def _open(document: Mapping[str, Any]) -> Job:
@@ -111,4 +133,4 @@ def _open(document: Mapping[str, Any]) -> Job:
 
 def _stop(signum: int, frame: FrameType | None) -> None:
     """SIGTERM: unwind through the context managers, so that boxes, servers and actors end with the job."""
-    raise SystemExit(EXIT_STOPPED)
+    raise SystemExit(Exit.STOPPED)

@@ -5,30 +5,35 @@ from __future__ import annotations
 import argparse
 import sys
 
-from components.errors import LongshellError
 from tasks.site import Site
+from tasks.space import explaining
 from tasks.stack import settings
 from tasks.stack.supervisor import Record, Stack
+from tasks.terminal import EXIT_INTERRUPTED, tell
 
 SERVICES = ("prefect", "ray", "mlflow")
 
 
 def main() -> int:
-    """Exit code 0, or 2 with one clear message."""
+    """Gives the exit code, 0 or what `tasks.terminal` makes of a failure."""
     parser = argparse.ArgumentParser(prog="python -m tasks.stack", description=__doc__)
     parser.add_argument("command", choices=["up", "down"])
     command = parser.parse_args().command
     try:
-        stack = Stack(Site.current(), lambda line: print(line, file=sys.stderr, flush=True))
+        site = Site.current()
+        stack = Stack(site, lambda line: print(line, file=sys.stderr, flush=True))
         if command == "down":
             stopped = stack.down()
             print(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
             return 0
-        print(_links(_up(stack)))
+        with explaining(site):
+            print(_links(_up(stack)))
         return 0
-    except (LongshellError, KeyboardInterrupt) as error:
-        print(f"{error or 'interrupted'}", file=sys.stderr)
-        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except Exception as error:  # The boundary: a person reads one message.
+        return tell(error)
 
 
 def _up(stack: Stack) -> Record:

@@ -35,6 +35,8 @@ class Service:
     environment: Mapping[str, str] = field(default_factory=dict)
     deadline_s: float = 180.0
     """A first start on a busy machine: Prefect's migrations alone take 20 s on an idle one."""
+    starts: int = 1
+    """How often it is started when it ends before it is ready."""
 
 
 def prefect(site: Site) -> Service:
@@ -58,7 +60,11 @@ def worker(site: Site) -> Service:
 
 
 def ray(site: Site) -> Service:
-    """A Ray head with the Jobs API."""
+    """A Ray head with the Jobs API; ready once it has a node, for its dashboard answers before.
+
+    A raylet whose agent is not up within 15 s, as happens on a busy machine, takes the head with it; nothing can be set
+    (ray-project/ray#65983). It is started again.
+    """
     port = ports.choose("ray", site.ports.get("ray"))
     url = f"http://127.0.0.1:{port}"
     argv = [str(_bin / "ray"), "start", "--head", "--block", "--disable-usage-stats", "--log-color", "false"]
@@ -78,7 +84,8 @@ def ray(site: Site) -> Service:
     argv += [f"--{name}={value}" for name, value in options.items()]
     make_token(site.ray_token)
     headers = {"Authorization": f"Bearer {site.ray_token.read_text()}"}
-    return Service("ray", tuple(argv), url, lambda: answers(f"{url}/api/version", headers))
+    nodes = f"{url}/api/v0/nodes?limit=1"
+    return Service("ray", tuple(argv), url, lambda: b'"ALIVE"' in (fetch(nodes, headers) or b""), starts=3)
 
 
 def mlflow(site: Site) -> Service:

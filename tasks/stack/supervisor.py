@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from components.errors import ConfigError, ServiceError
+from components.errors import ConfigError, ServiceError, no_space
 from tasks.site import Site
+from tasks.space import require_start
 from tasks.stack.process import MARK, Identity, end, marked, spawn
 from tasks.stack.services import BUILDERS, Service, ray_directory
 from tasks.stack.settings import environment
@@ -60,6 +61,8 @@ class Stack:
             (self._folder / "users").mkdir(parents=True, exist_ok=True)
             (self._folder / ".probe").write_text("")
         except OSError as error:
+            if (full := no_space(error, f"state directory {site.home}")) is not None:
+                raise full from error
             problem = f"cannot be written ({error.strerror}); set LONGSHELL_HOME to a folder that can"
             raise ConfigError([problem], f"state directory {site.home}") from error
 
@@ -68,6 +71,7 @@ class Stack:
 
         Raises:
             ConfigError: a port that was asked for is occupied. Nothing was started.
+            NoSpaceError: there is no room for what services write. Nothing was started.
             ServiceError: a service did not become ready. What this call started was stopped again.
         """
         with self._lock():
@@ -77,15 +81,15 @@ class Stack:
             if not missing:
                 self._write(record)
                 return record
+            require_start(self._site)
             services = [BUILDERS[name](self._site) for name in missing]
             try:
                 for service in services:
                     record = self._start(service, record)
-                self._await(services, record)
+                return self._await(services, record)
             except BaseException:
                 self._abandon(missing, before)
                 raise
-            return record
 
     def running(self) -> list[str]:
         """Names of the services that run."""
@@ -126,22 +130,27 @@ class Stack:
         self._write(record)
         return record
 
-    def _await(self, services: Sequence[Service], record: Record) -> None:
+    def _await(self, services: Sequence[Service], record: Record) -> Record:
+        """Waits until all are ready; one that ends before is started again as often as it may be."""
         started = time.monotonic()
         waiting = {service.name: service for service in services}
+        starts = dict.fromkeys(waiting, 1)
         while waiting:
             for name, service in list(waiting.items()):
                 if service.ready():
                     del waiting[name]
                     self._say(f"{name} is up ({time.monotonic() - started:.0f} s) {service.url}".rstrip())
                 elif not record.alive(name):
-                    raise ServiceError(f"{name} ended while starting; the end of {self.log(name)}:\n{self._tail(name)}")
-                elif time.monotonic() - started > service.deadline_s:
-                    raise ServiceError(
-                        f"{name} was not ready within {service.deadline_s:.0f} s; the end of {self.log(name)}:\n"
-                        f"{self._tail(name)}"
-                    )
+                    if starts[name] == service.starts:
+                        raise ServiceError(f"{name} ended while starting; {self._tail(name)}")
+                    starts[name] += 1
+                    self._say(f"{name} ended while starting; it is started again")
+                    waiting[name] = BUILDERS[name](self._site)
+                    record = self._start(waiting[name], record)
+                elif time.monotonic() - started > service.deadline_s * starts[name]:
+                    raise ServiceError(f"{name} was not ready within {service.deadline_s:.0f} s; {self._tail(name)}")
             time.sleep(0.1)
+        return record
 
     def _abandon(self, begun: Sequence[str], before: Record) -> None:
         """Ends what a failed start began; all that is left of the stack when nothing ran before."""
@@ -173,7 +182,8 @@ class Stack:
         return alive
 
     def _tail(self, name: str) -> str:
-        return "\n".join(self.log(name).read_text(errors="replace").splitlines()[-_LOG_TAIL:])
+        end = self.log(name).read_text(errors="replace").splitlines()[-_LOG_TAIL:]
+        return "\n".join([f"the end of {self.log(name)}:", *end])
 
     def _read(self) -> Record:
         try:

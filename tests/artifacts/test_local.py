@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from components.artifacts import LocalStore, open_store
-from components.errors import ConfigError, StoreError
+from components.errors import ConfigError, Failure, StoreError, failure_of
 from tests.conformance.store_suite import StoreSuite, make_folder
+from tests.disks import small_disk
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,28 +90,37 @@ def test_a_damaged_folder_is_refused_and_a_new_put_heals_it(store, tmp_path: Pat
     assert (store.tree("m") / "a").read_bytes() == b"1"
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path):
-    if os.geteuid() != 0:
-        pytest.skip("mounting a tmpfs needs root")
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount)], capture_output=True)
-    if done.returncode:
-        pytest.skip("tmpfs cannot be mounted here")
-    yield mount
-    subprocess.run(["umount", str(mount)], check=True)
+def test_a_disk_that_fills_at_any_page_leaves_what_was_there_and_the_same_put_succeeds_later(tmp_path: Path) -> None:
+    before = make_folder(tmp_path / "before", {"a": b"1", "b/c": b"2"})
+    after = make_folder(tmp_path / "after", {"a": b"3" * 20_000, "b/d": b"4", "e": b"5"})
+    refusals: list[StoreError] = []
 
+    def refusal(put: Callable[[], None]) -> StoreError | None:
+        try:
+            put()
+        except StoreError as error:
+            return error
+        return None
 
-def test_a_full_disk_is_named_and_leaves_the_old_value_and_no_debris(small_disk: Path, tmp_path: Path) -> None:
-    store = LocalStore(small_disk / "store")
-    store.put_bytes("k", b"old")
-    with pytest.raises(StoreError, match="cannot write k: the disk is full"):
-        store.put_bytes("k", b"x" * 2_000_000)
-    with pytest.raises(StoreError, match="cannot write m: the disk is full"):
-        store.put_tree("m", make_folder(tmp_path / "in", {"a": b"x" * 2_000_000}))
-    assert store.get_bytes("k") == b"old"
-    assert not list(Path(store.url).rglob(".tmp-*"))
+    with small_disk(tmp_path / "disk", 2) as disk:
+        store = LocalStore(disk.folder)
+        store.put_tree("tree", before)
+        puts = [lambda: store.put_tree("tree", after), lambda: store.put_bytes("object", b"6" * 10_000)]
+        for pages in range(24):
+            disk.fill(leave=pages * 4096)
+            refusals += [error for put in puts if (error := refusal(put))]
+            names = {path.name for path in store.tree("tree").iterdir()}
+            assert names in ({"a", "b"}, {"a", "b", "e"})
+            assert not store.exists("object") or store.get_bytes("object") == b"6" * 10_000
+            assert not list(disk.folder.rglob(".tmp-*"))
+            disk.free()
+            store.delete("object")
+            store.put_tree("tree", before)
+        store.put_tree("tree", after)
+        assert (store.tree("tree") / "e").read_bytes() == b"5"
+    assert 5 < len(refusals) < 40
+    assert {failure_of(error) for error in refusals} == {Failure.REFUSED}
+    assert all("the disk is full" in str(error) for error in refusals)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ def main() -> None:
         case "refuse":
             print("ERROR ConfigError: no such pool", flush=True)
             sys.exit(2)
+        case "stumble":
+            sys.exit(75)
         case "lie":
             sys.exit(0)
         case "wait":

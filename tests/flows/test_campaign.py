@@ -17,6 +17,7 @@ import pytest
 from components.artifacts import LocalStore
 from components.tracking import Tracker
 from tests import services
+from tests.disks import small_disk
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
@@ -25,9 +26,10 @@ ROOT = Path(__file__).parents[2]
 class Campaign:
     """`python -m flows.campaign` in a process of its own, with a store of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, store: Path | None = None, jobs: str = "tests.fake_jobs") -> None:
         self.folder = folder
-        self.store = LocalStore(folder / "store")
+        self.store = LocalStore(store or folder / "store")
+        self._jobs = jobs
         self.tracking = f"sqlite:///{folder}/mlflow.db"
         self._started: list[subprocess.Popen[str]] = []
         self._config = folder / "config.yaml"
@@ -39,7 +41,7 @@ class Campaign:
             **os.environ,
             "LONGSHELL_HOME": str(services.home()),
             "LONGSHELL_STORE": self.store.url,
-            "LONGSHELL_JOBS_PACKAGE": "tests.fake_jobs",
+            "LONGSHELL_JOBS_PACKAGE": self._jobs,
             "MLFLOW_TRACKING_URI": self.tracking,
         }
         assert record.pinned
@@ -51,8 +53,8 @@ class Campaign:
         self._started.append(process)
         return process
 
-    def run(self, *overrides: str) -> tuple[int, str]:
-        process = self.start(*overrides)
+    def run(self, *overrides: str, name: str = "campaign") -> tuple[int, str]:
+        process = self.start(*overrides, name=name)
         output = process.communicate()[0]
         return process.returncode, output
 
@@ -142,3 +144,25 @@ def test_an_interrupt_stops_the_jobs_of_the_run(campaign: Campaign) -> None:
     assert process.wait(timeout=60) == 130
     eventually(lambda: "stopped curate-0" in campaign.trace(), within_s=10)
     assert "the same command continues" in campaign.errors()
+
+
+def test_a_disk_that_fills_under_a_job_ends_in_one_message_and_the_same_command_continues(tmp_path: Path) -> None:
+    small = ("pool.train_tasks=12", "rollout.batch=4")
+    small += ("pool.heldout_tasks=2", "evaluation.trials=2", "evaluation.leg_trials=2")
+    with small_disk(tmp_path / "disk", 2) as disk:
+        campaign = Campaign(tmp_path, store=disk.folder, jobs="components.jobs")
+        disk.fill(leave=100_000)
+        assert campaign.run(*small, name="curate") == (2, "")
+        errors = campaign.errors()
+        last = errors.splitlines()[-1]
+        assert f"store {disk.folder}: cannot write campaigns/miniature-s1/pool: the disk is full. Free space" in last
+        assert "Traceback" not in errors
+        assert "tried again" not in errors
+        keys = campaign.store.list()
+        assert [key.rpartition("/")[2] for key in keys if "submitted" in key] == ["submitted-0.json"]
+        assert not [key for key in keys if key.endswith(("result.json", "pool"))]
+        assert not list(disk.folder.rglob(".tmp-*")), "nothing is half-written"
+        disk.free()
+        assert campaign.run(*small, name="curate") == (0, "")
+        assert campaign.store.tree("campaigns/miniature-s1/pool").is_dir()
+        campaign.close()

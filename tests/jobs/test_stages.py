@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from components.errors import JobFailed
+from components.errors import Failure, JobFailed
 from components.pool import Pool
 from components.rollout import load_batch
 from tests.jobs.conftest import SmallCampaign
@@ -74,11 +74,11 @@ def leg(campaign: SmallCampaign, pool: dict[str, Any], sft: dict[str, Any]) -> d
     with pytest.raises(JobFailed) as killed:
         campaign.run("rl", inputs, index=1, tick=kill_after_two_commits)
     result = campaign.run("rl", inputs, index=1)
-    return {"result": result, "retriable": killed.value.retriable, **before}
+    return {"result": result, "failure": killed.value.failure, **before}
 
 
 def test_a_killed_leg_leaves_no_process_behind(leg: dict[str, Any]) -> None:
-    assert leg["retriable"]
+    assert leg["failure"] is Failure.INFRASTRUCTURE
     _, alive = psutil.wait_procs(leg["children"], timeout=10)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
@@ -138,4 +138,4 @@ def test_a_stage_whose_input_is_no_checkpoint_is_refused_and_not_retried(
     inputs = {"pool": pool["pool"], "checkpoint": pool["pool"], "trials": 2, "label": "wrong"}
     with pytest.raises(JobFailed, match=r"tokenizer|config\.json") as caught:
         campaign.run("evaluate", inputs, index=9)
-    assert not caught.value.retriable
+    assert caught.value.failure is Failure.REFUSED

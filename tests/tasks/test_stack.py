@@ -23,6 +23,7 @@ from tasks.stack.services import Service, answers
 from tasks.stack.supervisor import Stack
 
 SERVER = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]))"
+FLAKY = "import pathlib, sys; flag = pathlib.Path(sys.argv[2]); flag.exists() or sys.exit(flag.touch());" + SERVER
 WITH_CHILD = "import subprocess, sys; subprocess.Popen(['sleep', '600'], start_new_session=True);" + SERVER
 
 
@@ -33,17 +34,19 @@ def site(tmp_path: Path) -> Site:
 
 @pytest.fixture
 def stack(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
-    def builder(name: str, script: str) -> Callable[[Site], Service]:
+    def builder(name: str, script: str, starts: int = 1) -> Callable[[Site], Service]:
         def build(site: Site) -> Service:
             port = ports.any_free()
             url = f"http://127.0.0.1:{port}"
-            return Service(name, (sys.executable, "-c", script, str(port)), url, lambda: answers(url), deadline_s=15)
+            argv = (sys.executable, "-c", script, str(port), str(site.home / "flag"))
+            return Service(name, argv, url, lambda: answers(url), deadline_s=15, starts=starts)
 
         return build
 
     builders = {
         "one": builder("one", SERVER),
         "family": builder("family", WITH_CHILD),
+        "flaky": builder("flaky", FLAKY, starts=2),
         "broken": builder("broken", "raise SystemExit('no such table')"),
     }
     monkeypatch.setattr(supervisor, "BUILDERS", builders)
@@ -107,6 +110,12 @@ def test_a_service_that_was_killed_is_started_again_and_the_others_stay(stack: S
     after = stack.up(["one", "family"], pin=True)
     assert after.services["family"] == before.services["family"]
     assert after.services["one"]["pid"] != before.services["one"]["pid"]
+
+
+def test_a_service_that_ends_while_starting_is_started_again_where_that_is_known_to_help(stack: Stack) -> None:
+    record = stack.up(["one", "flaky"], pin=True)
+    assert sorted(stack.running()) == ["flaky", "one"]
+    assert answers(record.services["flaky"]["url"])
 
 
 def test_a_start_that_fails_shows_the_log_and_leaves_nothing(stack: Stack, site: Site) -> None:
