@@ -32,7 +32,7 @@ nightly: sglang  ## what is too slow for `make test`
 
 sglang: install  ## the stock SGLang wheel on this CPU against the suites that the embedded server passes (2.3 GB)
 	@tests/sampler/sglang_cpu/install.sh $(SGLANG_VENV)
-	@LONGSHELL_SGLANG_PYTHON=$(SGLANG_VENV)/bin/python $(PY) -m pytest tests/sampler -m sglang_cpu $(ARGS)
+	@LONGSHELL_SGLANG_PYTHON=$(SGLANG_VENV)/bin/python $(PY) -m pytest tests/sampler tests/jobs -m sglang_cpu $(ARGS)
 
 coverage: install  ## the tests again, with what they reach in components/ from this process
 	@$(PY) -m pytest --cov --cov-report=term $(ARGS)

@@ -29,4 +29,6 @@ export UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}"
 backend=()
 [ -n "$UV_FIND_LINKS" ] || backend=(--torch-backend "${LONGSHELL_TORCH_BACKEND:-cpu}")
 .venv/bin/uv pip install --quiet --python .venv/bin/python --link-mode copy -c constraints.txt "${backend[@]}" -e ".[dev]"
+# The files of an SGLang wheel, to hold the client against its protocol: read, never imported, so without dependencies.
+.venv/bin/uv pip install --quiet --python .venv/bin/python --link-mode copy --no-deps --target .venv/sglang-files sglang==0.5.12.post1
 echo "$want" > .venv/.longshell-stamp

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from components.config import PublishConfig, SamplerConfig, SGLangConfig
+from components.config import PublishConfig, SamplerConfig
 from components.publish import Publisher, open_publisher
 from components.sampler import SamplerServer, launch_sampler
 from tests.conformance.publisher_suite import PublisherSuite
 from tests.conformance.sampler_suite import SamplerSuite, Wire, tokens
 from tests.sampler.conftest import CONTEXT, SLOTS, Oracle
+from tests.sampler.real import SGLANG, START_TIMEOUT_S, real_sglang
 
 
 class TestEmbedded(SamplerSuite):
@@ -80,38 +80,20 @@ class TestEmbedded(SamplerSuite):
         assert (await wire.generate(tokens(1, 5)))[1]["meta_info"]["weight_version"] == "33"
 
 
-SGLANG_PYTHON = os.environ.get("LONGSHELL_SGLANG_PYTHON")
-# What a CPU needs beyond what `launch_sampler` passes everywhere.
-SGLANG = SGLangConfig(
-    python=SGLANG_PYTHON or "",
-    arguments=(
-        "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
-        "--disable-overlap-schedule", "--disable-cuda-graph", "--mem-fraction-static", "0.1",
-        "--max-total-tokens", "8192",
-    ),
-    environment={
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "PYTHONPATH": str(Path(__file__).parent / "sglang_cpu" / "shim"),
-        "OMP_NUM_THREADS": "1",
-    },
-)  # fmt: skip
-
-
 @pytest.fixture(scope="session")
 def sglang(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SamplerServer]:
-    """A stock SGLang on this CPU. Its start takes half a minute on an idle machine."""
+    """One stock SGLang for all."""
     config = SamplerConfig(
-        engine="sglang", sglang=SGLANG, slots=SLOTS, context_tokens=CONTEXT, prefill_tokens=64, start_timeout_s=500
+        engine="sglang",
+        sglang=SGLANG,
+        slots=SLOTS,
+        context_tokens=CONTEXT,
+        prefill_tokens=64,
+        start_timeout_s=START_TIMEOUT_S,
     )
     log = tmp_path_factory.mktemp("log") / "sglang.log"
     with launch_sampler(config, model_folder, seed=0, routing=True, log_path=log) as server:
         yield server
-
-
-def real_sglang(suite: type) -> type:
-    """Marks a suite that needs one."""
-    missing = pytest.mark.skipif(SGLANG_PYTHON is None, reason="`make sglang` installs a real SGLang and runs this")
-    return pytest.mark.sglang_cpu(pytest.mark.timeout(600)(missing(suite)))
 
 
 @real_sglang

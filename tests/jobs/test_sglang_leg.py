@@ -1,0 +1,35 @@
+"""A leg of RL and an evaluation on a stock SGLang that the jobs start themselves, weights published by broadcast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from components.config import validate
+from components.rollout import load_batch
+from tests.jobs.conftest import SmallCampaign
+from tests.sampler.real import SGLANG, START_TIMEOUT_S, real_sglang
+
+
+@real_sglang
+def test_a_leg_learns_from_what_a_stock_sglang_draws(
+    campaign: SmallCampaign, pool: dict[str, Any], sft: dict[str, Any]
+) -> None:
+    document = campaign.config.model_dump(mode="json")
+    document["sampler"] |= {"engine": "sglang", "sglang": SGLANG.model_dump(), "start_timeout_s": START_TIMEOUT_S}
+    document["publish"]["method"] = "collective"
+    document["rl"]["leg_steps"] = 3
+    document["ppo"]["critic_only_steps"] = 0
+    campaign.config = validate(document, "the small campaign on SGLang")
+    inputs = {"pool": pool["pool"], "checkpoint": sft["checkpoint"], "state": None, "first_step": 0}
+    result = campaign.run("rl", inputs, index=1)
+    assert result["step"] == 3
+    for step in range(3):
+        metrics = campaign.record(step)["metrics"]
+        assert metrics["rollout/infra_faults"] == 0
+        assert metrics["publish/lost"] == 0
+        assert metrics["tito/drift"] == 0
+        assert metrics["gap/engine_max"] < 1e-3
+        batch = load_batch(campaign.store.tree(f"campaigns/{campaign.name}/rl/batches/{step:06d}"))
+        assert {sample.weight_version for sample in batch.samples} == {max(step - 1, 0)}
+    asked = {"pool": pool["pool"], "checkpoint": result["checkpoint"], "trials": 2, "label": "leg-1"}
+    assert campaign.run("evaluate", asked, index=3)["n"] == 2
