@@ -34,6 +34,9 @@ sglang: install  ## the stock SGLang wheel on this CPU against the suites that t
 	@tests/sampler/sglang_cpu/install.sh $(SGLANG_VENV)
 	@LONGSHELL_SGLANG_PYTHON=$(SGLANG_VENV)/bin/python $(PY) -m pytest tests/sampler tests/jobs -m sglang_cpu $(ARGS)
 
+nightly: install  ## the tests that `make test` has no time for
+	@$(PY) -m pytest -m nightly $(ARGS)
+
 coverage: install  ## the tests again, with what they reach in components/ from this process
 	@$(PY) -m pytest --cov --cov-report=term $(ARGS)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from components.config import ModelConfig
+from components.config import HybridConfig, ModelConfig
 from components.records import Sample
 from tests.conformance.trainer_suite import random_sample
 
@@ -20,6 +20,23 @@ MODEL = ModelConfig(
     moe_intermediate_size=16,
     vocab_size=260,
 )
+
+HYBRID = MODEL.model_copy(
+    update={
+        "architecture": "qwen3_5_moe",
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "hybrid": HybridConfig(
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=8,
+            linear_value_head_dim=12,
+            shared_expert_intermediate_size=24,
+            partial_rotary_factor=0.25,
+        ),
+    }
+)
+"""Three gated delta nets, then gated attention."""
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ CONFIG = SimpleNamespace(
     kv_channels=8,
     params_dtype=torch.float32,
     sequence_parallel=False,
+    layernorm_zero_centered_gamma=False,
     hidden_size=12,
     moe_ffn_hidden_size=8,
     expert_model_parallel_size=1,

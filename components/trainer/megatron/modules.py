@@ -101,16 +101,18 @@ def _places(lengths: Sequence[int], width: int, device: torch.device) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """Megatron's local norm refuses sequence parallelism; this one marks its weight for it."""
+    """Megatron's local norm refuses sequence parallelism and weights around zero; this one knows both."""
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        self.centre = 1.0 if config.layernorm_zero_centered_gamma else 0.0
+        self.weight = nn.Parameter(torch.full((hidden_size,), 1.0 - self.centre, dtype=config.params_dtype))
         setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010  (Megatron reads it)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = _RMSNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
+        weight = self.weight + self.centre if self.centre else self.weight
+        result: Tensor = _RMSNorm.apply(x, weight, self.eps)  # type: ignore[no-untyped-call]
         return result
 
 

@@ -1,4 +1,4 @@
-"""Builds the models: a Qwen3-MoE actor and its critic, as Megatron-Core GPT models.
+"""Builds the models: a Qwen3-MoE or Qwen3.5-MoE actor and its critic, as Megatron-Core GPT models.
 
 Invariant: dropout is 0 and no kernel that needs CUDA is chosen, so `platform` is all that differs between machines; the
 two models share nothing, whatever the actor ties.
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from components.config import ModelConfig
+from components.trainer.megatron.hybrid import hybrid_layers, hybrid_settings
 from components.trainer.megatron.modules import PackedAttention, RMSNorm, StackedExperts, ValueHead
 
 
@@ -55,6 +56,7 @@ def transformer_config(model: ModelConfig, *, perform_initialization: bool = Tru
         persist_layer_norm=False,
         apply_rope_fusion=False,
         gradient_accumulation_fusion=False,
+        **hybrid_settings(model),
     )
 
 
@@ -78,16 +80,17 @@ def _build(model: ModelConfig, *, tied: bool, perform_initialization: bool = Tru
     config = transformer_config(model, perform_initialization=perform_initialization)
     return GPTModel(
         config=config,
-        transformer_layer_spec=_layer_spec(config),
+        transformer_layer_spec=_layer_spec(config, model),
         vocab_size=model.vocab_size,
         max_sequence_length=model.max_position_embeddings,
         position_embedding_type="rope",
         rotary_base=model.rope_theta,
+        rotary_percent=1.0 if model.hybrid is None else model.hybrid.partial_rotary_factor,
         share_embeddings_and_output_weights=tied,
     )
 
 
-def _layer_spec(config: Any) -> Any:
+def _layer_spec(config: Any, model: ModelConfig) -> Any:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.transformer.spec_utils import ModuleSpec
 
@@ -101,4 +104,6 @@ def _layer_spec(config: Any) -> Any:
         attention.core_attention = PackedAttention
         attention.q_layernorm = RMSNorm
         attention.k_layernorm = RMSNorm
+    if model.hybrid is not None:
+        spec.layer_specs = hybrid_layers(dict(enumerate(spec.layer_specs)), model)
     return spec

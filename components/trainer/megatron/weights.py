@@ -1,10 +1,10 @@
-"""Weights between Hugging Face's folders and Megatron's parameters, Qwen3-MoE.
+"""Weights between Hugging Face's folders and Megatron's parameters, Qwen3-MoE and Qwen3.5-MoE.
 
 Invariants: the mapping is a bijection on the on-disk keys, so a round trip is bit-equal; nothing is loaded unless every
 key is there, none is left over and every shape fits; a saved folder loads in transformers with the same logits.
 
-Megatron fuses: `linear_qkv` holds, for each key-value group, its query heads, then its key, then its value head;
-`linear_fc1` of an expert holds the gate's rows above the up projection's.
+Megatron fuses: `linear_fc1` of an expert holds the gate's rows above the up projection's. `mixers` has the rest of a
+layer.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from components.config import ModelConfig
 from components.config.hugging_face import document, shape
 from components.errors import CheckpointError, ConfigError
 from components.trainer.folder import atomic_folder, recover
+from components.trainer.megatron import mixers
 
 MODEL_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -30,9 +31,6 @@ INDEX_FILE = "model.safetensors.index.json"
 RENAMED = {
     "input_layernorm.weight": "input_layernorm.weight",
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
-    "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
-    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
-    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
     "mlp.router.weight": "mlp.gate.weight",
 }
 """Parameters of a layer that differ in name only: Megatron's to Hugging Face's."""
@@ -40,21 +38,15 @@ RENAMED = {
 
 def expected_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every key that a Hugging Face folder of `model` holds on disk, with its shape."""
-    hidden, inner, head = model.hidden_size, model.moe_intermediate_size, model.head_dim
-    query, key = model.num_attention_heads * head, model.num_key_value_heads * head
+    hidden, inner = model.hidden_size, model.moe_intermediate_size
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (model.vocab_size, hidden)}
     for layer in range(model.num_hidden_layers):
         prefix = f"model.layers.{layer}."
         shapes |= {
             prefix + "input_layernorm.weight": (hidden,),
             prefix + "post_attention_layernorm.weight": (hidden,),
-            prefix + "self_attn.q_proj.weight": (query, hidden),
-            prefix + "self_attn.k_proj.weight": (key, hidden),
-            prefix + "self_attn.v_proj.weight": (key, hidden),
-            prefix + "self_attn.o_proj.weight": (hidden, query),
-            prefix + "self_attn.q_norm.weight": (head,),
-            prefix + "self_attn.k_norm.weight": (head,),
             prefix + "mlp.gate.weight": (model.num_experts, hidden),
+            **{prefix + name: shape for name, shape in mixers.shapes(model, layer).items()},
         }
         for expert in range(model.num_experts):
             shapes |= {
@@ -76,14 +68,10 @@ def to_megatron(weights: Mapping[str, Tensor], model: ModelConfig) -> dict[str, 
     }
     if not model.tie_word_embeddings:
         result["output_layer.weight"] = weights["lm_head.weight"]
-    groups, head = model.num_key_value_heads, model.head_dim
     for layer in range(model.num_hidden_layers):
         theirs, ours = f"model.layers.{layer}.", f"decoder.layers.{layer}."
         result |= {ours + name: weights[theirs + other] for name, other in RENAMED.items()}
-        query, key, value = (weights[f"{theirs}self_attn.{x}_proj.weight"] for x in "qkv")
-        parts = [x.reshape(groups, -1, model.hidden_size) for x in (query, key, value)]
-        result[ours + "self_attention.linear_qkv.weight"] = torch.cat(parts, 1).reshape(-1, model.hidden_size)
-        assert parts[1].shape[1] == head
+        result |= {ours + name: x for name, x in mixers.to_megatron(weights, model, layer, theirs).items()}
         experts = [f"{theirs}mlp.experts.{expert}." for expert in range(model.num_experts)]
         result[ours + "mlp.experts.linear_fc1"] = torch.stack(
             [torch.cat([weights[e + "gate_proj.weight"], weights[e + "up_proj.weight"]]) for e in experts]
@@ -108,14 +96,11 @@ def _hugging_face_views(parameters: Mapping[str, Tensor], model: ModelConfig) ->
     yield "model.norm.weight", parameters["decoder.final_layernorm.weight"]
     if not model.tie_word_embeddings:
         yield "lm_head.weight", parameters["output_layer.weight"]
-    heads, groups, head = model.num_attention_heads, model.num_key_value_heads, model.head_dim
     for layer in range(model.num_hidden_layers):
         theirs, ours = f"model.layers.{layer}.", f"decoder.layers.{layer}."
         yield from ((theirs + other, parameters[ours + name]) for name, other in RENAMED.items())
-        fused = parameters[ours + "self_attention.linear_qkv.weight"].view(groups, -1, model.hidden_size)
-        split = torch.split(fused, [heads // groups * head, head, head], dim=1)
-        for letter, part in zip("qkv", split, strict=True):
-            yield f"{theirs}self_attn.{letter}_proj.weight", part.reshape(-1, model.hidden_size)
+        mixer = mixers.to_hugging_face(parameters, model, layer, ours)
+        yield from ((theirs + name, tensor) for name, tensor in mixer.items())
         first, second = parameters[ours + "mlp.experts.linear_fc1"], parameters[ours + "mlp.experts.linear_fc2"]
         for expert in range(model.num_experts):
             prefix = f"{theirs}mlp.experts.{expert}."

@@ -1,0 +1,158 @@
+"""Qwen3.5-MoE: gated delta nets, gated attention and a shared expert, with transformers as the oracle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
+
+from components.config import ModelConfig, OptimizerConfig, TrainerConfig
+from components.records import Sample
+from components.routing import checksum
+from components.trainer.batching import micro_batches
+from components.trainer.megatron import MegatronTrainer
+from components.trainer.megatron.weights import expected_shapes, to_hugging_face, to_megatron
+from tests.conformance.trainer_suite import ADAM, current, items, random_sample, same
+from tests.trainer.conftest import HYBRID
+from tests.trainer.test_weights import all_trainable, oracle_logprobs
+
+TIED = HYBRID.model_copy(update={"tie_word_embeddings": True})
+UNTIED = HYBRID.model_copy(update={"tie_word_embeddings": False})
+
+
+@pytest.fixture
+def streams() -> list[Sample]:
+    """Of more than two chunks of the delta rule, of one, and shorter than the convolution."""
+    generator = np.random.default_rng(11)
+    return [random_sample(generator, HYBRID, length) for length in (140, 9, 65, 33, 3)]
+
+
+def build(model: ModelConfig = UNTIED, *, seed: int = 0, **optimizers: OptimizerConfig) -> MegatronTrainer:
+    """A trainer whose vectors, too, are random: fresh ones are constant and would hide a mapping that swaps them."""
+    trainer = MegatronTrainer(model, TrainerConfig(), seed=seed, **optimizers)
+    torch.manual_seed(seed)
+    vectors = {n: p + 0.2 * torch.randn_like(p) for n, p in trainer.actor.parameters().items() if p.ndim == 1}
+    trainer.actor.set_parameters(vectors)
+    trainer.rotate()
+    return trainer
+
+
+@pytest.mark.parametrize("model", [TIED, UNTIED], ids=["tied", "untied"])
+def test_transformers_and_megatron_agree_in_both_directions(
+    model: ModelConfig, streams: list[Sample], tmp_path: Path
+) -> None:
+    first, streams = build(model), all_trainable(streams)
+    first.save_hf(tmp_path / "ours")
+    ours = first.logprobs(streams, weights="current", replay=False, temperature=1.0)
+    for found, expected in zip(ours, oracle_logprobs(tmp_path / "ours", streams), strict=True):
+        np.testing.assert_allclose(found[1:], expected.numpy(), atol=1e-5)
+
+    AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).save_pretrained(tmp_path / "theirs")
+    left, right = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "theirs"))
+    assert left.keys() == right.keys() == expected_shapes(model).keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    second = build(model, seed=5)
+    second.load_hf(tmp_path / "theirs")
+    again = second.logprobs(streams, weights="current", replay=False, temperature=1.0)
+    assert all(np.array_equal(a, b) for a, b in zip(ours, again, strict=True))
+
+
+def logits(trainer: MegatronTrainer, streams: list[Sample]) -> list[Tensor]:
+    """[N - 1, V] a stream."""
+
+    (batch,) = micro_batches(all_trainable(streams), trainer.capacity, replay=False)
+    (rows,) = trainer.actor.evaluate([batch], lambda outputs, _: outputs.clone())
+    parts = dict(zip(batch.streams, torch.split(rows, list(batch.lengths)), strict=True))
+    return [parts[index] for index in range(len(streams))]
+
+
+def test_the_logits_of_packed_streams_are_those_of_transformers_for_each_alone(
+    streams: list[Sample], tmp_path: Path
+) -> None:
+    trainer = build()
+    trainer.save_hf(tmp_path / "model")
+    oracle = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
+    packed = logits(trainer, streams)
+    for sample, found in zip(streams, packed, strict=True):
+        with torch.no_grad():
+            expected = oracle(torch.from_numpy(sample.tokens.astype(np.int64))[None]).logits[0, :-1]
+        assert expected.abs().max() > 0.05
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(found, logits(trainer, [sample])[0], atol=2e-6, rtol=0)
+
+
+def test_supervised_gradients_are_those_of_transformers(streams: list[Sample], tmp_path: Path) -> None:
+    trainer = build(actor=OptimizerConfig(lr=1e-3, max_grad_norm=1e9))
+    trainer.save_hf(tmp_path / "model")
+    oracle = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    tokens = sum(int(sample.loss_mask.sum()) for sample in streams)
+    for sample in streams:
+        ids = torch.from_numpy(sample.tokens.astype(np.int64))
+        labels = torch.where(torch.from_numpy(sample.loss_mask), ids, -100)[1:]
+        (cross_entropy(oracle(ids[None]).logits[0, :-1], labels, reduction="sum") / tokens).backward()
+    wanted = {name: p.grad for name, p in oracle.named_parameters() if p.grad is not None}
+    metrics = trainer.sft_step(streams, lr_share=0.0, aux_loss_coef=0.0)
+    norm = sum(float(gradient.double().square().sum()) for gradient in wanted.values()) ** 0.5
+    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    found = to_hugging_face({name: p.main_grad for name, p in trainer.actor.module.named_parameters()}, UNTIED)
+    compared = [name for name in wanted if name in found]
+    kinds = {name.split(".", 3)[-1] for name in compared}
+    assert {"linear_attn.A_log", "linear_attn.conv1d.weight", "self_attn.q_proj.weight"} <= kinds
+    assert "mlp.shared_expert_gate.weight" in kinds
+    for name in compared:
+        assert torch.isfinite(found[name]).all()
+        torch.testing.assert_close(found[name], wanted[name], atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_every_layer_has_a_router_whose_record_is_replayed(streams: list[Sample]) -> None:
+    trainer = build()
+    free = current(trainer, streams, replay=False)
+    with trainer.actor.replay.record() as layers:
+        logits(trainer, streams)
+    assert len(layers) == HYBRID.num_hidden_layers
+    assert not same(free, current(trainer, streams))  # the samples' random record
+    recorded = torch.stack([passes[0] for passes in layers], 1).numpy().astype(np.uint8)
+
+    (batch,) = micro_batches(all_trainable(streams), trainer.capacity, replay=False)
+    parts = dict(zip(batch.streams, np.split(recorded, np.cumsum(batch.lengths)[:-1]), strict=True))
+    own = [
+        replace(sample, routing=parts[place], routing_checksum=checksum(parts[place]))
+        for place, sample in enumerate(streams)
+    ]
+    assert same(free, current(trainer, own))
+
+
+@pytest.mark.parametrize("actor", [ADAM], ids=["adam"])
+def test_a_resumed_run_is_bit_equal(streams: list[Sample], tmp_path: Path, actor: OptimizerConfig) -> None:
+    def step(trainer: MegatronTrainer) -> list[dict[str, float]]:
+        learn = items(trainer, streams)
+        return [
+            trainer.critic_step(learn, value_clip=0.2, scale=1.0),
+            trainer.actor_step(learn, clip=0.2, temperature=1.0),
+        ]
+
+    first, second = build(actor=actor, critic=ADAM), build(actor=actor, critic=ADAM, seed=9)
+    before = {name: p.clone() for name, p in first.actor.parameters().items()}
+    step(first)
+    moved = {name for name, p in first.actor.parameters().items() if not torch.equal(p, before[name])}
+    assert moved == before.keys()
+    first.save(tmp_path / "state")
+    second.load(tmp_path / "state")
+    assert step(first) == step(second)
+    assert same(current(first, streams), current(second, streams))
+
+
+@pytest.mark.parametrize("model", [TIED, UNTIED], ids=["tied", "untied"])
+def test_the_mapping_is_a_bijection(model: ModelConfig) -> None:
+    torch.manual_seed(0)
+    weights = {name: torch.randn(shape) for name, shape in expected_shapes(model).items()}
+    back = to_hugging_face(to_megatron(weights, model), model)
+    assert back.keys() == weights.keys()
+    assert all(torch.equal(back[name], weights[name]) for name in weights)
