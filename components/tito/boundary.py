@@ -150,12 +150,18 @@ def _normalized(turn: Turn, next_prompt: Int32, least: int, tokenizer: Tokenizer
 
 
 def _past_rendering(tail: Int32, prompt: Int32, start: int, tokenizer: Tokenizer) -> int | None:
-    """Where `prompt` goes on after its own rendering of `tail` at `start`, white space at the front of it stripped."""
+    """Where `prompt` goes on after its own rendering of `tail` at `start`, white space at the front of it stripped.
+
+    A tail of nothing but white space is not stripped when white space like it stands there: it is part of a token that
+    reaches into what follows, and no cut is exact.
+    """
     if not len(tail):
         return start
     text = tokenizer.decode(tail.tolist())
     blank = len(text) - len(text.lstrip())
     for stripped in range(blank + 1):
+        if 0 < stripped == len(text) and tokenizer.decode(prompt[start : start + PROBE].tolist()).startswith(text[0]):
+            return None
         cut = _end_of_text(text[stripped:], prompt, start, tokenizer)
         if cut is not None:
             return cut

@@ -1,13 +1,17 @@
-"""A byte-level tokenizer with random merges, and a harness that renders, strips and re-encodes its history."""
+"""Random tokenizers, and a harness that renders, strips, re-serialises and re-encodes its history."""
 
 from __future__ import annotations
 
+import json
 import random
 import re
 
 import numpy as np
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Model
 
 from components.records import Turn
+from components.tito import BpeTokenizer
 
 SPECIALS = ["<|user|>", "<|assistant|>", "<|end|>"]
 LETTERS = ["a", "b", "c", "ab", "cab", " ", "  ", "\n", "{", "}", '"', ")", "é", "漢", "x1"]
@@ -15,8 +19,26 @@ END = 2
 LAYERS, TOPK, EXPERTS = 2, 2, 8
 
 
-class ToyTokenizer:
-    """Greedy longest match over bytes, random merges and three special tokens."""
+class NonCanonical:
+    """What a tokenizer of `table` (bytes of each id, special tokens first) draws at high temperature."""
+
+    table: list[bytes]
+
+    def sample(self, text: str, rng: random.Random) -> list[int]:
+        """Any ids that spell `text`: now and then other ones than the tokenizer would choose."""
+        ids = {piece: number for number, piece in enumerate(self.table) if number > END}
+        longest = max(map(len, ids))
+        data, out, at = text.encode(), [], 0
+        while at < len(data):
+            sizes = [n for n in range(1, longest + 1) if data[at : at + n] in ids and at + n <= len(data)]
+            size = rng.choice(sizes) if rng.random() < 0.3 else max(sizes)
+            out.append(ids[data[at : at + size]])
+            at += size
+        return out
+
+
+class ToyTokenizer(NonCanonical):
+    """Greedy longest match over bytes, random pieces and three special tokens."""
 
     def __init__(self, seed: int) -> None:
         rng = random.Random(seed)
@@ -52,15 +74,40 @@ class ToyTokenizer:
             at += size
         return ids, offsets
 
-    def sample(self, text: str, rng: random.Random) -> list[int]:
-        """A split of `text` as a policy at high temperature draws it: any tokens that spell it."""
-        data, out, at = text.encode(), [], 0
-        while at < len(data):
-            sizes = [n for n in range(1, self.longest + 1) if self.ids.get(data[at : at + n], 0) > END]
-            size = rng.choice(sizes) if rng.random() < 0.3 else max(sizes)
-            out.append(self.ids[data[at : at + size]])
-            at += size
-        return out
+
+class RandomBpe(BpeTokenizer, NonCanonical):
+    """The library's byte-level BPE with random merges, of the kind that models have."""
+
+    def __init__(self, seed: int) -> None:
+        rng = random.Random(seed)
+        shown = _shown_bytes()
+        self.table = [s.encode() for s in SPECIALS] + [bytes([b]) for b in range(256)]
+        merges = []
+        pool = [bytes([b]) for b in set("".join(LETTERS).encode())]
+        for _ in range(80):
+            left, right = rng.choice(pool), rng.choice(pool)
+            if left + right not in self.table and len(left + right) <= 8:
+                merges.append((_show(left, shown), _show(right, shown)))
+                self.table.append(left + right)
+                pool += [left + right] * 2
+        vocabulary = {_show(piece, shown): number for number, piece in enumerate(self.table)}
+        vocabulary |= {special: number for number, special in enumerate(SPECIALS)}
+        model = Model(models.BPE(vocabulary, merges))
+        model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        model.decoder = decoders.ByteLevel()
+        model.add_special_tokens([AddedToken(special, special=True) for special in SPECIALS])
+        super().__init__(model)
+
+
+def _shown_bytes() -> list[str]:
+    """The character by which byte-level BPE shows each byte: itself where it can be seen, else the next free one."""
+    seen = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    free = iter(range(256, 512))
+    return [chr(byte) if byte in seen else chr(next(free)) for byte in range(256)]
+
+
+def _show(piece: bytes, shown: list[str]) -> str:
+    return "".join(shown[byte] for byte in piece)
 
 
 def make_turn(prompt, completion, *, version=0, rng=None, routing=True) -> Turn:
@@ -81,30 +128,53 @@ def words(rng: random.Random, most: int) -> str:
     return "".join(rng.choices(LETTERS, k=rng.randint(1, most)))
 
 
-def render(messages: list[tuple[str, str]], opener: str, tail: str) -> str:
-    """The whole conversation as text, open for the assistant's next answer."""
-    body = "".join(f"<|{role}|>{text}<|end|>\n" for role, text in messages)
-    return body + opener + tail
+def render(messages: list[tuple[str, str]], tail: str, *, marked: bool) -> str:
+    """The whole conversation as text, open for the assistant's next answer. Unmarked, roles are plain words."""
+    if not marked:
+        return "".join(f"{role}: {text}\n" for role, text in messages) + "assistant:" + tail
+    return "".join(f"<|{role}|>{text}<|end|>\n" for role, text in messages) + "<|assistant|>" + tail
 
 
-def converse(tokenizer: ToyTokenizer, rng: random.Random, turns: int, mode: str):
+MODES = ("reencode", "strip", "edit", "reasoning", "json", "glue")
+
+
+def converse(tokenizer: NonCanonical, rng: random.Random, turns: int, mode: str):
     """Plays a conversation. Returns its turns, and for each the text that follows its answer in the next prompt.
 
-    Modes: `reencode` renders and encodes the whole history each turn; `strip` also strips answers and drops the
-    generation prompt's tail from history; `edit` sometimes rewrites an answer.
+    Every turn renders and encodes the whole history. What else is done to it:
+    `strip` strips answers and drops the generation prompt's tail; `edit` sometimes rewrites an answer; `reasoning` drops
+    what was thought in front of an answer; `json` writes an answer's JSON anew; `glue` has no markers between the
+    roles, so that tokens of the history cross the ends of answers, and a space at the end of the generation prompt.
     """
-    tail = "  \n" if mode != "reencode" else ""
+    marked = mode != "glue"
+    tail = {"strip": "  \n", "edit": "  \n", "glue": " "}.get(mode, "")
     messages = [("user", words(rng, 20))]
     out, glue = [], []
     numbers = np.random.default_rng(rng.randrange(2**32))
     for _ in range(turns):
-        prompt = tokenizer.encode(render(messages, "<|assistant|>", tail))
-        answer = words(rng, 40)
-        out.append(make_turn(prompt, [*tokenizer.sample(answer, rng), END], rng=numbers))
-        kept = answer.strip() if mode == "strip" else answer
-        if mode == "edit" and rng.random() < 0.3:
-            kept = kept[: len(kept) // 2] + "!"
+        prompt = tokenizer.encode(render(messages, tail, marked=marked))
+        answer, kept = _answer(rng, mode)
+        drawn = tokenizer.sample(answer, rng)
+        out.append(make_turn(prompt, [*drawn, END] if marked else drawn, rng=numbers))
         observation = words(rng, 20)
         messages += [("assistant", kept), ("user", observation)]
-        glue.append(f"\n<|user|>{observation}<|end|>\n<|assistant|>{tail}")
+        roles = ("\n<|user|>", "<|end|>\n<|assistant|>") if marked else ("\nuser: ", "\nassistant:")
+        glue.append(f"{roles[0]}{observation}{roles[1]}{tail}")
     return out, glue
+
+
+def _answer(rng: random.Random, mode: str) -> tuple[str, str]:
+    """A sampled answer, and what its harness makes of it in the history."""
+    answer = words(rng, 40)
+    match mode:
+        case "strip":
+            return answer, answer.strip()
+        case "edit" if rng.random() < 0.3:
+            return answer, answer[: len(answer) // 2] + "!"
+        case "reasoning":
+            return f"({words(rng, 20)}){answer}", answer
+        case "json":
+            value = {words(rng, 3): [rng.randint(0, 9), words(rng, 5)], "b": words(rng, 9)}
+            return json.dumps(value, separators=(",", ":"), ensure_ascii=False), json.dumps(value, ensure_ascii=False)
+        case _:
+            return answer, answer
