@@ -47,27 +47,28 @@ def assemble(trials: Sequence[Trial], tokenizer: Tokenizer, config: RewardConfig
     sample_rewards: list[float] = []
     rewards: list[Reward] = []
     boundaries: Counter[str] = Counter()
-    trained = drifted = reencoded = 0
+    found: Counter[str] = Counter()
     for trial in trials:
         reward = reward_of(trial, config)
         chunks = stitch(trial.turns, tokenizer, trial_id=trial.trial_id)
         report = audit(trial.turns, chunks, tokenizer)
         if not report.clean:
             raise DriftError(f"trial {trial.trial_id}: what is trained is not what was sampled: {report}")
-        trained += report.loss_tokens
-        reencoded += report.reencoded_tokens
-        drifted += report.positions["retokenized"] + report.positions["placeholder"]
+        found.update(report.positions, reencoded=report.reencoded_tokens, filled=report.placeholder_rows)
         for chunk in chunks:
             boundaries.update(chunk.boundaries)
         rewards.append(reward)
         samples.extend(chunks)
         sample_rewards.extend([reward.value] * len(chunks))
     metrics = {f"tito/{case}": float(boundaries[case]) for case in BOUNDARIES}
-    if trained:
-        metrics["tito/drift"] = drifted / trained
-        metrics["tito/reencoded_context"] = reencoded / trained
+    if trained := found["aligned"] + found["retokenized"] + found["placeholder"]:
+        metrics["tito/drift_retokenized"] = found["retokenized"] / trained
+        metrics["tito/drift_placeholder"] = found["placeholder"] / trained
+        metrics["tito/drift"] = (found["retokenized"] + found["placeholder"]) / trained
+        metrics["tito/reencoded_context"] = found["reencoded"] / trained
     if samples and samples[0].routing is not None:
         _, layers, experts = samples[0].routing.shape
+        metrics["r3/placeholder_rows"] = found["filled"] / sum(len(sample.tokens) - 1 for sample in samples)
         metrics["r3/bytes_per_token"] = float(bytes_per_token(layers, experts, num_experts))
     return Assembled(tuple(samples), tuple(sample_rewards), tuple(rewards), metrics)
 

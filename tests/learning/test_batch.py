@@ -57,6 +57,8 @@ def test_each_trial_becomes_its_stream_with_its_own_reward() -> None:
     assert [reward.outcome for reward in made.trial_rewards] == [True, False]
     assert [int(sample.loss_mask.sum()) for sample in made.samples] == [5, 5]
     assert made.metrics["tito/drift"] == 0
+    assert made.metrics["tito/drift_retokenized"] == made.metrics["tito/drift_placeholder"] == 0
+    assert made.metrics["r3/placeholder_rows"] == 0
     assert made.metrics["tito/reencoded_context"] == 0
     assert made.metrics["tito/strict"] == 2
     assert made.metrics["r3/bytes_per_token"] == 2

@@ -69,18 +69,6 @@ def test_prompts_share_memory_and_cannot_be_changed():
         first[0] = 9
 
 
-def test_routing_rows_after_a_resume_are_concatenated_not_overwritten():
-    # verl #7158: a partial rollout's rows were overwritten on resume, and the merge failed on arrays.
-    rng, history = np.random.default_rng(0), TokenHistory([1, 2, 3])
-    one, history = history.with_turn(generate(rng, history.prompt_ids, 4))
-    kept = one.routing.copy()
-    assert history.routing_start(0) == 6
-    two, _ = history.with_turn(generate(rng, history.prompt_ids, 5, start=6))
-    assert len(two.routing) == 3 + 4 + 5 - 1
-    np.testing.assert_array_equal(two.routing[:6], kept)
-    np.testing.assert_array_equal(one.routing, kept)
-
-
 def test_branches_of_one_history_leave_each_other_and_their_trunk_as_they_are():
     rng, trunk = np.random.default_rng(0), TokenHistory([1, 2, 3])
     _, trunk = trunk.with_turn(generate(rng, trunk.prompt_ids, 4))

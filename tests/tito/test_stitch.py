@@ -141,36 +141,11 @@ def test_a_change_of_weights_opens_a_chunk_of_its_own_version():
     assert [(spell(s), s.weight_version) for s in samples] == [("p:[a]", 0), ("p:ax:[b]y:[c]", 1)]
 
 
-@pytest.mark.parametrize("listed", ["shared once", "shared twice"])
-def test_a_node_shared_by_two_branches_is_trained_in_exactly_one_stream(listed):
-    # prime-rl #2975, slime: the node was trained once a branch.
-    root, left, right = turn("p:", "root."), turn("p:root.l:", "one"), turn("p:root.r:", "two")
-    turns = [root, left, right] if listed == "shared once" else [root, left, root, right]
-    samples = stitch(turns, Letters())
-    assert [spell(s) for s in samples] == ["p:[root.]l:[one]", "p:root.r:[two]"]
-    assert audit(turns, samples, Letters()).clean
-
-
 def test_equal_answers_to_different_prompts_are_different_nodes():
     turns = [turn("p:", "y"), turn("p:yx:", "y")]
     samples = stitch(turns, Letters())
     assert [spell(s) for s in samples] == ["p:[y]x:[y]"]
     assert audit(turns, samples, Letters()).clean
-
-
-def test_adjacent_messages_rendered_as_one_block_never_put_a_re_encoding_under_loss():
-    # verl #3960, rllm #272: two tool messages became one block, so the ids of the history were not those of the render.
-    turns = [turn("p:", "call"), turn("p:call(a)", "call"), turn("p:call(ab)", "done")]
-    samples = stitch(turns, Letters())
-    assert [spell(s) for s in samples] == ["p:[call](a)[call]", "p:call(ab)[done]"]
-    assert samples[1].tokens[: len(turns[2].prompt_ids)].tolist() == turns[2].prompt_ids.tolist()
-    assert audit(turns, samples, Letters()).drift == 0
-
-
-def test_a_turn_whose_log_probs_do_not_match_its_ids_is_rejected():
-    # slime, AReaL #1554: missing log-probs became 0.0 with mask 1.
-    with pytest.raises(RecordError, match="2 sampled ids and 1 log-probs"):
-        Turn(np.zeros(3, np.int32), np.zeros(2, np.int32), np.zeros(1, np.float32), None, 0, "stop")
 
 
 def test_an_empty_answer_adds_context_only():
@@ -280,7 +255,7 @@ def test_streams_are_text_exact_and_train_exactly_what_was_sampled(seed, turns, 
 
 def test_re_encoded_histories_need_few_splits_and_use_every_case():
     seen = dict.fromkeys(("strict", "normalized", "retokenized", "split"), 0)
-    for seed in range(60):
+    for seed in range(25):
         rng, tokenizer = random.Random(seed), ToyTokenizer(seed)
         for mode in MODES:
             played, _ = converse(tokenizer, rng, 5, mode)

@@ -141,10 +141,10 @@ MODES = ("reencode", "strip", "edit", "reasoning", "json", "glue")
 def converse(tokenizer: NonCanonical, rng: random.Random, turns: int, mode: str):
     """Plays a conversation. Returns its turns, and for each the text that follows its answer in the next prompt.
 
-    Every turn renders and encodes the whole history. What else is done to it:
-    `strip` strips answers and drops the generation prompt's tail; `edit` sometimes rewrites an answer; `reasoning` drops
-    what was thought in front of an answer; `json` writes an answer's JSON anew; `glue` has no markers between the
-    roles, so that tokens of the history cross the ends of answers, and a space at the end of the generation prompt.
+    Every turn renders and encodes the whole history. What else is done to it: `strip` strips answers and drops the
+    generation prompt's tail; `edit` sometimes rewrites an answer; `reasoning` drops what was thought in front of it;
+    `json` writes its JSON anew; `glue` has no markers between the roles, so that tokens of the history cross the ends
+    of answers, and a space at the end of the generation prompt.
     """
     marked = mode != "glue"
     tail = {"strip": "  \n", "edit": "  \n", "glue": " "}.get(mode, "")
