@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,27 @@ MINIATURE = Path(__file__).parents[2] / "configs" / "miniature.yaml"
 def test_the_miniature_loads_and_an_override_changes_one_key() -> None:
     config = load(MINIATURE, ["seed=7", "rl.legs=2"])
     assert (config.seed, config.rl.legs, config.rl.leg_steps) == (7, 2, load(MINIATURE).rl.leg_steps)
+
+
+@pytest.mark.parametrize("file", sorted(MINIATURE.parent.glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_configuration_that_we_ship_loads_under_its_own_name(file: Path) -> None:
+    config = load(file)
+    assert config.name == file.stem
+
+
+def test_the_papers_configuration_has_the_papers_values() -> None:
+    config = load(MINIATURE.parent / "t1-122b.yaml")
+    assert math.ceil((1 + config.rollout.oversample) * config.rollout.batch) == 560
+    canonical = 5e-7
+    assert config.ppo.actor.lr == pytest.approx(2 * canonical)
+    assert config.ppo.critic.lr == pytest.approx(30 * canonical)
+    assert config.ppo.critic.lr / config.ppo.actor.lr == pytest.approx(15)
+    assert config.rl.legs * config.rl.leg_steps == 110
+    assert config.rl.legs * config.rl.leg_steps * config.rollout.batch / config.pool.train_tasks == pytest.approx(
+        3.75, abs=0.01
+    )
+    assert config.pool.train_tasks * 3 // config.rollout.batch == 87  # the paper's three epochs in 88 steps
+    assert (config.harness.max_context_tokens, config.reward.scale) == (86_016, 20)
 
 
 def test_every_unknown_key_and_bad_value_is_listed_with_its_path() -> None:
