@@ -1,9 +1,9 @@
-"""`python -m components.sampler.guardian --parent PID COMMAND...`: runs a server that does not look after itself.
+"""`python -m components.sampler.guardian --parent PID --grace-s S COMMAND...`: runs what does not look after itself.
 
 SGLang starts processes of its own and watches nobody. The guardian ties them to the process that asked for them.
 
 Invariant: when stdin closes, the parent dies or a SIGTERM comes, the command and all of its process group end within
-`GRACE_S`. Should the guardian itself be killed, the kernel kills the command, whose children watch it.
+`--grace-s`. Should the guardian itself be killed, the kernel kills the command, whose children watch it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ import sys
 
 from components.sampler.lifeline import watch_parent
 
-GRACE_S = 8.0
-"""Between SIGTERM and SIGKILL: SGLang ends its schedulers first."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -27,12 +25,13 @@ def main() -> int:
     """Runs the command until it ends or is to end. Returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m components.sampler.guardian", description=__doc__)
     parser.add_argument("--parent", type=int, required=True, help="end with this process, or when stdin closes")
+    parser.add_argument("--grace-s", type=float, required=True, help="between SIGTERM and SIGKILL")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
-    return asyncio.run(_guard(args.command, args.parent))
+    return asyncio.run(_guard(args.command, args.parent, args.grace_s))
 
 
-async def _guard(command: list[str], parent: int) -> int:
+async def _guard(command: list[str], parent: int, grace_s: float) -> int:
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -45,7 +44,7 @@ async def _guard(command: list[str], parent: int) -> int:
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     _signal_group(child.pid, signal.SIGTERM)
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(child.wait(), GRACE_S)
+        await asyncio.wait_for(child.wait(), grace_s)
     _signal_group(child.pid, signal.SIGKILL)
     return await child.wait()
 

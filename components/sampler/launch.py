@@ -24,13 +24,14 @@ from types import TracebackType
 
 from components.config import SamplerConfig
 from components.errors import ServiceError
-from components.sampler.guardian import GRACE_S as GUARDIAN_GRACE_S
 
 _ROOT = Path(__file__).parents[2]
 _HOST = "127.0.0.1"
 _LOG_LINES = 20
 # The embedded server answers what it has and closes its sockets within a second; three are patience.
 _EMBEDDED_GRACE_S = 3.0
+# SGLang ends its schedulers first.
+_SGLANG_GRACE_S = 8.0
 _POLL_S = 0.2
 _PORTS = range(20_000, 30_000)
 
@@ -197,6 +198,7 @@ def _sglang(config: SamplerConfig, seed: int, routing: bool, log_path: Path) -> 
         # Ids are all that is exchanged, and a checkpoint of ours need not have a tokenizer that SGLang reads.
         switches = ["--skip-tokenizer-init", *(["--enable-return-routed-experts"] if routing else [])]
         guard = [sys.executable, "-m", "components.sampler.guardian", "--parent", str(os.getpid())]
+        guard += ["--grace-s", str(_SGLANG_GRACE_S)]
         # `env`, since the guardian is ours and must not see what the server is given (PYTHONPATH, say).
         given = [f"{name}={value}" for name, value in settings.environment.items()]
         server = ["env", *given, settings.python, "-m", "sglang.launch_server"]
@@ -204,7 +206,7 @@ def _sglang(config: SamplerConfig, seed: int, routing: bool, log_path: Path) -> 
 
     # /health then says whether the server is up; otherwise it generates, and hangs while paused.
     environment = {"PYTHONPATH": _python_path(), "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
-    timeout_s, grace_s = config.start_timeout_s, GUARDIAN_GRACE_S + 1
+    timeout_s, grace_s = config.start_timeout_s, _SGLANG_GRACE_S + 1
     return _Launch("SGLang", command, environment, _wait_health, timeout_s, grace_s, True, log_path)
 
 

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("tests.conformance.publisher_suite")
-
-from components.config import SamplerConfig  # noqa: E402
-from components.sampler import SamplerServer, launch_sampler  # noqa: E402
-from tests.sampler.conftest import (  # noqa: E402, F401
+from components.config import SamplerConfig
+from components.sampler import SamplerServer, launch_sampler
+from tests.sampler.conftest import (  # noqa: F401
     CONTEXT,
     model_folder,
     oracle,

@@ -12,10 +12,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-pytest.register_assert_rewrite("tests.conformance.publisher_suite", "tests.conformance.sampler_suite")
-
-from components.config import SamplerConfig  # noqa: E402
-from components.sampler import SamplerServer, launch_sampler  # noqa: E402
+from components.config import SamplerConfig
+from components.sampler import SamplerServer, launch_sampler
 
 CONTEXT = 1024
 SLOTS = 8

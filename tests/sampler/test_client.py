@@ -14,7 +14,7 @@ from aiohttp import web
 
 from components.errors import FaultCause, InfraFault, ServiceError
 from components.records import Sampling
-from components.sampler import Generation, ModelGeometry, Sampler, SGLangClient
+from components.sampler import Generation, ModelGeometry, Sampler, SGLangClient, TensorSpec
 
 GEOMETRY = ModelGeometry(vocab_size=100, num_layers=2, num_experts=8, experts_per_token=2, context_tokens=64)
 ROWS = 5  # three prompt tokens, three drawn
@@ -47,6 +47,7 @@ class FakeServer:
         self.delay_s = 0.0
         self.bodies: list[dict[str, Any]] = []
         self.flush_refusals = 0
+        self.sessions: int | None = 0
         self.settings: dict[str, Any] = {"version": "0.5.23", "enable_return_routed_experts": True}
 
     def app(self) -> web.Application:
@@ -55,6 +56,9 @@ class FakeServer:
         app.router.add_post("/flush_cache", self.flush)
         app.router.add_post("/abort_request", self.accept)
         app.router.add_post("/update_weights_from_disk", self.update)
+        app.router.add_post("/update_weights_from_distributed", self.receive)
+        app.router.add_post("/begin_weight_update", self.session)
+        app.router.add_post("/end_weight_update", self.session)
         app.router.add_get("/model_info", self.model_info)
         app.router.add_get("/server_info", self.server_info)
         return app
@@ -72,6 +76,20 @@ class FakeServer:
         return web.Response(status=400 if self.flush_refusals >= 0 else 200, text="Cache flushed")
 
     async def update(self, request: web.Request) -> web.Response:
+        return web.json_response({"success": True, "message": ""})
+
+    async def receive(self, request: web.Request) -> web.Response:
+        self.bodies.append(await request.json())
+        return web.json_response({"success": True, "message": ""})
+
+    async def session(self, request: web.Request) -> web.Response:
+        """As 0.5.23 does; `sessions` is how many are open, None for a version without."""
+        if self.sessions is None:
+            return web.Response(status=404)
+        change = 1 if "begin" in request.path else -1
+        if self.sessions + change not in (0, 1):
+            return web.json_response({"success": False, "message": "a session is open, or none"}, status=400)
+        self.sessions += change
         return web.json_response({"success": True, "message": ""})
 
     async def model_info(self, request: web.Request) -> web.Response:
@@ -288,6 +306,38 @@ async def test_an_update_that_does_not_take_is_a_fault(client: SGLangClient) -> 
     await client.update_weights("/m", 0)  # "default" is version 0
     with pytest.raises(InfraFault, match="version 5 was published, 0 is served"):
         await client.update_weights("/m", 5)
+
+
+async def test_before_its_last_tensors_a_model_has_a_version_that_no_answer_may_carry(
+    fake: FakeServer, client: SGLangClient
+) -> None:
+    for last in (True, False):
+        await client.receive([TensorSpec("w", "float32", (2,))], "g", 7, last=last)
+        fake.answer["meta_info"]["weight_version"] = fake.bodies[-1]["weight_version"]
+        if last:
+            assert (await draw(client)).weight_version == 7
+        else:
+            with pytest.raises(InfraFault, match="'7-incomplete' is not a number"):
+                await draw(client)
+
+
+@pytest.mark.parametrize("version", ["0.5.12", "0.5.23"])
+async def test_a_session_is_opened_where_one_is_known_and_one_left_open_is_closed_first(
+    fake: FakeServer, client: SGLangClient, version: str
+) -> None:
+    fake.sessions = None if version == "0.5.12" else 1
+    await client.begin_update()
+    await client.end_update(0)
+    assert fake.sessions == (None if version == "0.5.12" else 0)
+
+
+async def test_copies_of_a_model_that_would_take_one_rank_are_refused(fake: FakeServer, client: SGLangClient) -> None:
+    fake.settings = {"tp_size": 4, "pp_size": 1, "dp_size": 8, "enable_dp_attention": True}
+    assert await client.ranks() == 4
+    for wrong in ({"pp_size": 2}, {"dp_size": 2}):
+        fake.settings = {"tp_size": 4, **wrong}
+        with pytest.raises(InfraFault, match="cannot be broadcast"):
+            await client.ranks()
 
 
 async def test_the_probe_names_everything_that_capture_cannot_live_with(fake: FakeServer, client: SGLangClient) -> None:

@@ -1,4 +1,4 @@
-"""The embedded server as a child: it starts, fails with a reason, and never outlives its parent."""
+"""Servers as children: they start, fail with a reason, and never outlive their parent."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from components.config import SamplerConfig
+from components.config import SamplerConfig, SGLangConfig
 from components.errors import ServiceError
 from components.sampler import SamplerServer, launch_sampler
 from tests.sampler.conftest import CONTEXT
@@ -102,3 +103,69 @@ def test_a_killed_parent_takes_the_server_with_it(model_folder: Path, tmp_path: 
         for leftover in group:
             os.kill(leftover, signal.SIGKILL)
         parent.stdout.close()
+
+
+FAKE_SGLANG = """
+import http.server, json, os, subprocess, sys
+folder = os.environ["FAKE_FOLDER"]
+child = subprocess.Popen(["sleep", "60"])
+with open(folder + "/started.json", "w") as file:
+    json.dump({"arguments": sys.argv[1:], "pids": [os.getpid(), child.pid]}, file)
+if os.environ.get("FAKE_END"):
+    sys.exit("no such model, says the server")
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.HTTPServer(("127.0.0.1", port), Health).serve_forever()
+"""
+
+
+def launch_fake(tmp_path: Path, **environment: str) -> SamplerServer:
+    """SGLang, as far as launching goes: a program that starts another and answers /health."""
+    (tmp_path / "fake.py").write_text(FAKE_SGLANG)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/fake.py "$@"\n')
+    python.chmod(0o755)
+    settings = SGLangConfig(
+        python=str(python), arguments=("--tp", "2"), environment={"FAKE_FOLDER": str(tmp_path), **environment}
+    )
+    config = SamplerConfig(engine="sglang", sglang=settings, context_tokens=512, start_timeout_s=30)
+    log = tmp_path / "logs" / "sglang.log"
+    return launch_sampler(config, Path("/models/m"), seed=3, routing=True, log_path=log, weight_version=7)
+
+
+def started(tmp_path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((tmp_path / "started.json").read_text())
+    return found
+
+
+def test_sglang_is_started_with_what_the_client_relies_on_and_ends_with_all_its_processes(tmp_path: Path) -> None:
+    with launch_fake(tmp_path) as server:
+        fake = started(tmp_path)
+        assert server.alive
+        assert all(psutil.pid_exists(pid) for pid in fake["pids"])
+    assert all(ended(pid, within_s=2.0) for pid in fake["pids"])
+    text = " ".join(fake["arguments"])
+    assert text.startswith("-m sglang.launch_server --model-path /models/m --host 127.0.0.1 --port ")
+    for pair in ("--context-length 512", "--weight-version 7", "--random-seed 3", "--sampling-defaults openai"):
+        assert pair in text
+    assert "--enable-return-routed-experts" in fake["arguments"]
+    assert fake["arguments"][-2:] == ["--tp", "2"]
+
+
+def test_an_sglang_that_does_not_start_shows_the_end_of_its_log_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match=r"SGLang for /models/m: ended with exit code 1.*\n.*no such model"):
+        launch_fake(tmp_path, FAKE_END="1")
+    assert all(ended(pid, within_s=2.0) for pid in started(tmp_path)["pids"])
+
+
+def test_a_killed_guardian_takes_sglang_with_it(tmp_path: Path) -> None:
+    server = launch_fake(tmp_path)
+    main, child = started(tmp_path)["pids"]
+    os.kill(server.pid, signal.SIGKILL)
+    assert ended(main, within_s=2.0)
+    assert not server.alive
+    os.kill(child, signal.SIGKILL)  # SGLang's own children watch it; this one does not
+    server.close()
