@@ -41,6 +41,7 @@ class FaultCause(StrEnum):
     VERIFIER_TIMEOUT = "verifier_timeout"
     CAPTURE_MISSING = "capture_missing"
     STORE = "store"
+    TRAINER = "trainer"
 
 
 class Failure(StrEnum):

@@ -1,6 +1,7 @@
 """Configuration: frozen, validated whole before anything starts, dumped as JSON into every job's spec."""
 
 from components.config.campaign import CampaignConfig, EvaluationConfig, RlConfig
+from components.config.layout import KernelsConfig, LayoutConfig, layout_problems
 from components.config.load import digest, load, validate
 from components.config.model import HybridConfig, ModelConfig
 from components.config.rollout import HarnessConfig, RewardConfig, RolloutConfig, SandboxConfig
@@ -15,6 +16,8 @@ __all__ = [
     "HabitConfig",
     "HarnessConfig",
     "HybridConfig",
+    "KernelsConfig",
+    "LayoutConfig",
     "ModelConfig",
     "OptimizerConfig",
     "PoolConfig",
@@ -29,6 +32,7 @@ __all__ = [
     "SupervisedConfig",
     "TrainerConfig",
     "digest",
+    "layout_problems",
     "load",
     "validate",
 ]

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from components.config.layout import layout_problems
 from components.config.model import ModelConfig
 from components.config.rollout import HarnessConfig, RewardConfig, RolloutConfig, SandboxConfig
 from components.config.sampler import PublishConfig, SamplerConfig
@@ -75,6 +76,11 @@ class CampaignConfig(Section):
             problems.append(f"harness.max_context_tokens {wall} exceeds model.max_position_embeddings")
         if wall > self.trainer.micro_batch_tokens:
             problems.append(f"trainer.micro_batch_tokens cannot hold a trajectory of {wall} tokens")
+        problems += layout_problems(self.trainer.layout, self.model)
+        stages = {"base": self.base and self.base.optimizer, "sft": self.sft.optimizer, "ppo.actor": self.ppo.actor}
+        muon = [name for name, optimizer in stages.items() if optimizer and optimizer.kind == "muon"]
+        if self.trainer.distributed_optimizer and muon:
+            problems.append(f"trainer.distributed_optimizer cuts matrices that muon needs whole ({', '.join(muon)})")
         if problems:
             raise ValueError("; ".join(problems))
         return self

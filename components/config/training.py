@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from components.config.layout import KernelsConfig, LayoutConfig
 from components.config.section import Section
 from components.config.world import DemonstrationConfig
 
@@ -68,4 +69,20 @@ class TrainerConfig(Section):
     micro_batch_tokens: int = Field(8_192, ge=128)
     """Upper bound of tokens of one micro-batch. Streams are packed whole, so it also bounds the longest stream."""
     threads: int = Field(1, ge=1)
-    """Torch threads of the trainer process. Two help on an idle machine and stall on a busy one."""
+    """Torch threads of a trainer process. Two help on an idle machine and stall on a busy one."""
+    layout: LayoutConfig = LayoutConfig()
+    dispatcher: Literal["allgather", "alltoall", "deepep"] = "allgather"
+    """How tokens reach the experts of other ranks. `allgather` pads the micro-batches of these ranks to one length."""
+    distributed_optimizer: bool = False
+    """Optimizer state is cut over the data-parallel ranks. Muon needs whole matrices and refuses it."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations computed again in the backward pass: none, attention and experts, or whole layers."""
+    kernels: KernelsConfig = KernelsConfig()
+    collective_timeout_s: float = Field(1_800.0, gt=0)
+    """A rank that waits longer for the others gives up, and the trainer with it."""
+
+    @model_validator(mode="after")
+    def _dispatch(self) -> TrainerConfig:
+        if self.dispatcher == "deepep" and self.layout.ep == 1:
+            raise ValueError("dispatcher deepep needs experts on several ranks: set layout.ep, or dispatcher allgather")
+        return self

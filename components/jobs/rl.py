@@ -32,7 +32,7 @@ from components.pool import Cursor
 from components.publish import Publication, open_publisher
 from components.rollout import SpooledBatch, load_batch
 from components.trainer import Trainer
-from components.trainer.megatron import MegatronTrainer
+from components.trainer.megatron import open_trainer
 
 STAGE = "rl"
 KEPT_STATES = 2
@@ -193,8 +193,7 @@ def leg(job: Job) -> dict[str, Any]:
         log.info("continuing at step %d: steps %d to %d are committed", position, done[0], done[-1])
     checkpoint = job.store.tree(job.inputs["checkpoint"])
     state = _state_key(job, position - 1) if done else job.inputs["state"]
-    with _runtime(job, checkpoint) as (sampler, actor):
-        trainer = _open_trainer(job, checkpoint, state)
+    with _runtime(job, checkpoint) as (sampler, actor), _trainer(job, checkpoint, state) as trainer:
         if position < last:
             Leg(job, trainer, actor, checkpoint, sampler).run(position, last)
         key = job.key(STAGE, "legs", job.index, "checkpoint")
@@ -217,19 +216,20 @@ def _runtime(job: Job, checkpoint: Path) -> Iterator[tuple[OpenSampler, Any]]:
             ray.kill(actor)
 
 
-def _open_trainer(job: Job, checkpoint: Path, state: str | None) -> Trainer:
+@contextmanager
+def _trainer(job: Job, checkpoint: Path, state: str | None) -> Iterator[Trainer]:
     """Actor and critic: from the state of the step before, or both from the checkpoint that RL starts from."""
     config = job.config
-    trainer = MegatronTrainer(
-        config.model, config.trainer, actor=config.ppo.actor, critic=config.ppo.critic, seed=config.seed
-    )
-    if state is not None:
-        trainer.load(job.store.tree(state))
-        return trainer
-    trainer.load_hf(checkpoint, what="actor")
-    trainer.load_hf(checkpoint, what="critic_from_actor")
-    trainer.rotate()
-    return trainer
+    with open_trainer(
+        config.model, config.trainer, actor=config.ppo.actor, critic=config.ppo.critic, seed=None, logs=job.folder
+    ) as trainer:
+        if state is not None:
+            trainer.load(job.store.tree(state))
+        else:
+            trainer.load_hf(checkpoint, what="actor")
+            trainer.load_hf(checkpoint, what="critic_from_actor")
+            trainer.rotate()
+        yield trainer
 
 
 def _sample_rewards(batch: SpooledBatch) -> list[float]:

@@ -27,7 +27,8 @@ from components.pool import Split, generate
 from components.records import Sample
 from components.sandbox import open_backend
 from components.tito import BpeTokenizer
-from components.trainer.megatron import MegatronTrainer
+from components.trainer import Trainer
+from components.trainer.megatron import open_trainer
 
 WORKERS = 2
 """Processes that collect demonstrations; each drives its own boxes."""
@@ -46,23 +47,26 @@ def train(job: Job, config: SupervisedConfig, *, start: Path | None, tokenizer_f
     corpus, summary = _demonstrations(job, config, tokenizer_from)
     extra = repeats(config.demonstrations.repeats, vocab_size=job.config.model.vocab_size, seed=job.config.seed)
     run = Supervised([*corpus, *extra], config, job.config.seed)
-    trainer = MegatronTrainer(job.config.model, job.config.trainer, actor=config.optimizer, seed=job.config.seed)
     done = job.committed(job.stage)
     first = done[-1] + 1 if done else 0
-    if done:
-        log.info("continuing at step %d", first)
-        trainer.load(job.store.tree(_state_key(job, done[-1])))
-    elif start is not None:
-        trainer.load_hf(start)
-    step = _steps(job, run, trainer, first)
     key = job.key(job.stage, "checkpoint")
-    publish_checkpoint(job, trainer, key, tokenizer_from=tokenizer_from)
+    seed = job.config.seed if start is None and not done else None
+    with open_trainer(
+        job.config.model, job.config.trainer, actor=config.optimizer, seed=seed, logs=job.folder
+    ) as trainer:
+        if done:
+            log.info("continuing at step %d", first)
+            trainer.load(job.store.tree(_state_key(job, done[-1])))
+        elif start is not None:
+            trainer.load_hf(start)
+        step = _steps(job, run, trainer, first)
+        publish_checkpoint(job, trainer, key, tokenizer_from=tokenizer_from)
     records = list(job.records(job.stage))
     metrics = records[-1]["metrics"] if records else {}
     return {"checkpoint": key, "step": step, "metrics": metrics, "demonstrations": summary}
 
 
-def _steps(job: Job, run: Supervised, trainer: MegatronTrainer, first: int) -> int:
+def _steps(job: Job, run: Supervised, trainer: Trainer, first: int) -> int:
     """Runs to the end and returns the number of steps. Metrics of a record are means over the steps since the last."""
     losses: list[float] = []
     norms: list[float] = []
@@ -81,7 +85,7 @@ def _steps(job: Job, run: Supervised, trainer: MegatronTrainer, first: int) -> i
     return step + 1
 
 
-def _record(job: Job, trainer: MegatronTrainer, step: int, metrics: dict[str, float]) -> None:
+def _record(job: Job, trainer: Trainer, step: int, metrics: dict[str, float]) -> None:
     state = job.folder / "state"
     trainer.save(state)
     job.store.put_tree(_state_key(job, step), state)

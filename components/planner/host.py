@@ -80,11 +80,13 @@ def host(config: CampaignConfig, memory: int | None = None) -> HostReport:
     if config.model.tie_word_embeddings:
         critic += config.model.vocab_size * config.model.hidden_size
     tokens = config.harness.max_context_tokens
+    # Ranks have processes of their own; the job that drives them imports what they import.
+    ranks = config.trainer.layout.world
     trained = {"actor": actor.parameters, "critic": critic}
     kinds = {"actor": config.ppo.actor.kind, "critic": config.ppo.critic.kind}
     terms = {
         "services": SERVICES,
-        "trainer": PROCESS,
+        "trainer": PROCESS * (ranks + (ranks > 1)),
         **{name: FP32 * (2 + MOMENTS[kinds[name]]) * float(count) for name, count in trained.items()},
         # The snapshot of the generating version, and the current weights while it stands in for them.
         "snapshot": 2.0 * FP32 * actor.parameters,

@@ -1,7 +1,8 @@
-"""From samples to micro-batches: streams packed end to end, without a single padding token.
+"""From samples to micro-batches: streams packed end to end, padded only where several ranks must cut them evenly.
 
-Invariants: every stream of two tokens or more is in exactly one micro-batch, whole; no micro-batch holds more than
-`capacity` tokens; `pack` gives the bins of first-fit-decreasing, in O(n log n).
+Invariants: every stream of two tokens or more is in exactly one micro-batch of one data rank, whole; no micro-batch
+holds more than `capacity` tokens and their padding; all data ranks have equally many micro-batches; `pack` gives the
+bins of first-fit-decreasing, in O(n log n).
 
 A stream of N tokens is fed as its first N-1 tokens: the last one predicts nothing. So positions, targets and routing
 rows (N-1 of them) are one and the same index, and a whole micro-batch is their concatenation.
@@ -11,14 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from components.errors import RecordError
 from components.records import Routing, Sample
 from components.routing import checksum
+from components.trainer.sharding import PADDING, Int64, Share, padded, positions, router_rows
+
+WHOLE = Share()
+"""The share of a single process."""
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -69,29 +76,38 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """Streams packed end to end.
+    """One rank's part of streams packed end to end. Alone, it has all of it, and no padding.
 
     Attributes:
-        streams: index of each stream in the batch, in order.
-        lengths: positions of each stream, in order; they sum to T.
-        ids_T: int64, the token at each position.
+        streams: index of each stream in the batch, in order; none in a micro-batch that only keeps ranks in step.
+        lengths: positions of each stream, in order.
+        borders: where each padded stream begins and the last one ends, over all context ranks; padding may be a last
+            stream of its own.
+        ids_T: int64, the token at each of the rank's positions; 0 where there is padding.
         offsets_T: int64, place of each position in its stream.
-        rows_M: int64, the positions whose next token is trainable.
+        padding_T: bool, or None when there is no padding.
+        rows_M: int64, the positions among T whose next token is trainable.
+        places_M: int64, the same positions among the streams laid end to end.
         targets_M: int64, those next tokens.
-        routing_LTK: int64, the recorded experts of each position, or None to route freely.
+        routing_LRK: the recorded experts of the rows that the rank's routers see, -1 at padding; None to route freely.
     """
 
     streams: tuple[int, ...]
     lengths: tuple[int, ...]
+    borders: tuple[int, ...]
     ids_T: Tensor
     offsets_T: Tensor
+    padding_T: Tensor | None
     rows_M: Tensor
+    places_M: Tensor
     targets_M: Tensor
-    routing_LTK: Tensor | None
+    routing_LRK: Tensor | None
 
 
-def micro_batches(samples: Sequence[Sample], capacity: int, *, replay: bool) -> list[MicroBatch]:
+def micro_batches(samples: Sequence[Sample], capacity: int, *, replay: bool, share: Share = WHOLE) -> list[MicroBatch]:
     """Packs `samples` into micro-batches of at most `capacity` tokens; streams of one token have nothing to learn.
+
+    Every rank is given all samples and cuts out its own share.
 
     Raises:
         RecordError: a stream is longer than `capacity`; or replay is asked for and a stream has no routing, or other
@@ -101,43 +117,112 @@ def micro_batches(samples: Sequence[Sample], capacity: int, *, replay: bool) -> 
     if max(lengths, default=0) > capacity:
         raise RecordError(f"a stream of {max(lengths) + 1} tokens does not fit trainer.micro_batch_tokens {capacity}")
     kept = [index for index, length in enumerate(lengths) if length > 0]
-    bins = pack([lengths[index] for index in kept], capacity)
-    return [_micro_batch(samples, tuple(kept[place] for place in places), replay) for places in bins]
+    sizes = [min(padded(lengths[index], share.piece), capacity) for index in kept]
+    bins = [[kept[place] for place in places] for places in pack(sizes, capacity)]
+    rank, ranks = share.data
+    if ranks > 1:
+        bins = _dealt(bins, lengths, ranks)
+    totals = [sum(padded(lengths[index], share.piece) for index in streams) for streams in bins]
+    made = []
+    for first in range(0, len(bins), ranks):
+        own = first + rank
+        total = max(totals[first : first + ranks]) if share.even else totals[own]
+        made.append(_micro_batch(samples, tuple(bins[own]), replay, share, total))
+    return made
 
 
-def gather(batch: MicroBatch, arrays: Sequence[np.ndarray]) -> Tensor:
+def trainable(samples: Sequence[Sample]) -> int:
+    """Trainable tokens of the whole batch, whoever works on them.
+
+    Raises:
+        RecordError: there is none.
+    """
+    tokens = sum(int(sample.loss_mask[1:].sum()) for sample in samples)
+    if not tokens:
+        raise RecordError("the batch has no trainable token")
+    return tokens
+
+
+def gather(batch: MicroBatch, arrays: Sequence[NDArray[np.float32]]) -> Tensor:
     """float32[M]: what stands at the trainable tokens in per-sample arrays aligned with the tokens."""
-    packed = np.concatenate([arrays[index][1:] for index in batch.streams]).astype(np.float32, copy=False)
-    return torch.from_numpy(packed)[batch.rows_M]
+    if not batch.streams:
+        return torch.zeros(0)
+    laid = np.concatenate([arrays[index][1:] for index in batch.streams]).astype(np.float32, copy=False)
+    return torch.from_numpy(laid)[batch.places_M]
 
 
-def scatter(batch: MicroBatch, values_M: Tensor, into: Sequence[np.ndarray]) -> None:
-    """Writes one value a trainable token into per-sample arrays aligned with the tokens."""
-    packed = torch.zeros(len(batch.ids_T)).index_copy_(0, batch.rows_M, values_M.float().cpu()).numpy()
-    for index, part in zip(batch.streams, np.split(packed, np.cumsum(batch.lengths)[:-1]), strict=True):
+def scatter(batch: MicroBatch, values_M: Tensor, into: Sequence[NDArray[np.float32]]) -> None:
+    """Writes one value a trainable token into per-sample arrays aligned with the tokens; zero elsewhere."""
+    if not batch.streams:
+        return
+    laid = torch.zeros(sum(batch.lengths)).index_copy_(0, batch.places_M, values_M.float().cpu()).numpy()
+    for index, part in zip(batch.streams, np.split(laid, np.cumsum(batch.lengths)[:-1]), strict=True):
         into[index][1:] = part
 
 
-def _micro_batch(samples: Sequence[Sample], streams: tuple[int, ...], replay: bool) -> MicroBatch:
+def _dealt(bins: Sequence[list[int]], lengths: Sequence[int], ranks: int) -> list[list[int]]:
+    """As many bins as `ranks` can share evenly, in the order of their size: the fullest are cut in two, or there are
+    empty ones where a batch has too few streams."""
+
+    def size(streams: Sequence[int]) -> int:
+        return sum(lengths[index] for index in streams)
+
+    dealt = [list(streams) for streams in bins]
+    while len(dealt) % ranks:
+        divisible = [streams for streams in dealt if len(streams) > 1]
+        if not divisible:
+            dealt.append([])
+            continue
+        fullest = max(divisible, key=size)
+        halves: tuple[list[int], list[int]] = ([], [])
+        for index in sorted(fullest, key=lambda index: -lengths[index]):
+            min(halves, key=size).append(index)
+        dealt[dealt.index(fullest)] = halves[0]
+        dealt.append(halves[1])
+    return sorted(dealt, key=size, reverse=True)
+
+
+def _micro_batch(
+    samples: Sequence[Sample], streams: tuple[int, ...], replay: bool, share: Share, total: int
+) -> MicroBatch:
     chosen = [samples[index] for index in streams]
     lengths = tuple(len(sample.tokens) - 1 for sample in chosen)
-    ids = np.concatenate([sample.tokens[:-1] for sample in chosen]).astype(np.int64)
-    following = np.concatenate([sample.tokens[1:] for sample in chosen]).astype(np.int64)
-    rows = np.flatnonzero(np.concatenate([sample.loss_mask[1:] for sample in chosen]))
+    where = positions(lengths, share, total=total)
+    index = where.index_T
+    following = _laid([sample.tokens[1:] for sample in chosen], np.int64)
+    mask = _taken(_laid([sample.loss_mask[1:] for sample in chosen], np.bool_), index, False)
+    rows = np.flatnonzero(mask)
+    padding = index == PADDING
     return MicroBatch(
         streams=streams,
         lengths=lengths,
-        ids_T=torch.from_numpy(ids),
-        offsets_T=torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])),
+        borders=where.borders,
+        ids_T=torch.from_numpy(_taken(_laid([sample.tokens[:-1] for sample in chosen], np.int64), index, 0)),
+        offsets_T=torch.from_numpy(_taken(_laid([np.arange(length) for length in lengths], np.int64), index, 0)),
+        padding_T=torch.from_numpy(padding) if padding.any() else None,
         rows_M=torch.from_numpy(rows),
-        targets_M=torch.from_numpy(following[rows]),
-        routing_LTK=_routing(chosen) if replay else None,
+        places_M=torch.from_numpy(index[rows]),
+        targets_M=torch.from_numpy(following[index[rows]]),
+        routing_LRK=_routing(samples, chosen, router_rows(index, share)) if replay else None,
     )
 
 
-def _routing(samples: Sequence[Sample]) -> Tensor:
-    rows = np.concatenate([_captured(sample) for sample in samples])
-    return torch.from_numpy(rows.astype(np.int64)).transpose(0, 1).contiguous()
+def _laid(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    """Arrays end to end."""
+    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
+
+
+def _taken(laid: NDArray[Any], index_T: Int64, filler: int | bool) -> NDArray[Any]:
+    """What stands at each position; `filler` at padding."""
+    return np.append(laid, np.asarray(filler, laid.dtype))[index_T]
+
+
+def _routing(samples: Sequence[Sample], chosen: Sequence[Sample], index_R: Int64) -> Tensor:
+    """The rows that a rank's routers see, wide enough for the -1 of padding."""
+    laid = np.concatenate([_captured(sample) for sample in chosen or samples[:1]])
+    wide = laid.astype(np.int16 if laid.dtype == np.uint8 else np.int32)
+    rows = np.concatenate([wide, np.full((1, *wide.shape[1:]), PADDING, wide.dtype)])[index_R]
+    return torch.from_numpy(rows).transpose(0, 1).contiguous()
 
 
 def _captured(sample: Sample) -> Routing:

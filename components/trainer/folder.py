@@ -23,7 +23,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     recover(target)
-    fresh, stale = _beside(target, "new"), _beside(target, "old")
+    fresh, stale = scratch(target), _beside(target, "old")
     for leftover in (fresh, stale):
         if leftover.exists():
             shutil.rmtree(leftover)
@@ -39,6 +39,11 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(stale, ignore_errors=True)
+
+
+def scratch(target: Path) -> Path:
+    """Where `atomic_folder` has `target` filled; other processes may fill it too, while its block lasts."""
+    return _beside(target, "new")
 
 
 def recover(target: Path) -> None:

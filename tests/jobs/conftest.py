@@ -11,7 +11,7 @@ import pytest
 
 from components.artifacts import LocalStore
 from components.cluster import Cluster, JobSpec
-from components.config import CampaignConfig, load
+from components.config import CampaignConfig, LayoutConfig, load
 from tests import services
 
 MINIATURE = Path(__file__).parents[2] / "configs" / "miniature.yaml"
@@ -33,6 +33,7 @@ SMALL = (
     "harness.max_turns=3",
     "sampler.slots=8",
 )
+ALONE = LayoutConfig()
 
 
 class SmallCampaign:
@@ -45,13 +46,20 @@ class SmallCampaign:
         self.cluster = Cluster(services.ray(), self.store, token=services.token())
         self.lines: list[str] = []
 
-    def spec(self, stage: str, index: int, inputs: Mapping[str, Any]) -> JobSpec:
-        return JobSpec(stage, self.name, index, self.config.model_dump(mode="json"), dict(inputs))
+    def spec(self, stage: str, index: int, inputs: Mapping[str, Any], layout: LayoutConfig) -> JobSpec:
+        trainer = self.config.trainer.model_copy(update={"layout": layout})
+        config = self.config.model_copy(update={"trainer": trainer})
+        return JobSpec(stage, self.name, index, config.model_dump(mode="json"), dict(inputs))
 
     def run(
-        self, stage: str, inputs: Mapping[str, Any], index: int = 0, tick: Callable[[], None] = lambda: None
+        self,
+        stage: str,
+        inputs: Mapping[str, Any],
+        index: int = 0,
+        tick: Callable[[], None] = lambda: None,
+        layout: LayoutConfig = ALONE,
     ) -> dict[str, Any]:
-        spec = self.spec(stage, index, inputs)
+        spec = self.spec(stage, index, inputs, layout)
         submission = self.cluster.submit(spec, {})
         return self.cluster.follow(spec, submission.id, lambda line: self.lines.append(line.text), tick)
 
@@ -76,4 +84,6 @@ def base(campaign: SmallCampaign, pool: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def sft(campaign: SmallCampaign, pool: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
-    return campaign.run("sft", {"pool": pool["pool"], "checkpoint": base["checkpoint"]})
+    """By a trainer of two processes; every other stage has one of its own."""
+    inputs = {"pool": pool["pool"], "checkpoint": base["checkpoint"]}
+    return campaign.run("sft", inputs, layout=LayoutConfig(tp=2))

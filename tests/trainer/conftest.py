@@ -1,12 +1,15 @@
-"""A model small enough that a step takes milliseconds, and streams for it."""
+"""A model small enough that a step takes milliseconds, streams for it, and two ranks that stay for the session."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from components.config import HybridConfig, ModelConfig
 from components.records import Sample
+from components.trainer.ranks import Ranks
 from tests.conformance.trainer_suite import random_sample
 
 MODEL = ModelConfig(
@@ -39,12 +42,19 @@ HYBRID = MODEL.model_copy(
 """Three gated delta nets, then gated attention."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def model() -> ModelConfig:
     return MODEL
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def samples() -> list[Sample]:
     generator = np.random.default_rng(7)
     return [random_sample(generator, MODEL, length) for length in (40, 9, 61, 33, 2)]
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Two processes. Starting them takes seconds, laying them out again does not."""
+    with Ranks(2) as pair:
+        yield pair

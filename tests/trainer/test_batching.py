@@ -51,8 +51,8 @@ def test_every_stream_is_packed_once_and_within_the_capacity(samples: list[Sampl
         expected = np.concatenate([samples[index].tokens[:-1] for index in batch.streams])
         assert np.array_equal(batch.ids_T.numpy(), expected)
         routing = np.concatenate([samples[index].routing for index in batch.streams])
-        assert batch.routing_LTK is not None
-        assert np.array_equal(batch.routing_LTK.numpy(), routing.transpose(1, 0, 2))
+        assert batch.routing_LRK is not None
+        assert np.array_equal(batch.routing_LRK.numpy(), routing.transpose(1, 0, 2))
 
 
 def test_a_stream_of_one_token_is_left_out(model: ModelConfig, samples: list[Sample]) -> None:

@@ -8,17 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from components.config import ModelConfig, OptimizerConfig
+from components.config import ModelConfig, OptimizerConfig, TrainerConfig
 from components.errors import DivergedError
-from components.trainer.megatron.optimizer import (
-    ITERATIONS,
-    MOMENTUM,
-    QUINTIC,
-    ModelOptimizer,
-    Muon,
-    matrix_parts,
-    newton_schulz,
-)
+from components.trainer.megatron.muon import ITERATIONS, MOMENTUM, QUINTIC, Muon, matrix_parts, newton_schulz
+from components.trainer.megatron.optimizer import ModelOptimizer
 from components.trainer.megatron.platform import prepare
 from components.trainer.megatron.specs import build_actor
 
@@ -45,7 +38,9 @@ def test_newton_schulz_brings_singular_values_near_one() -> None:
 
 def test_batched_muon_equals_muon_matrix_by_matrix(model: ModelConfig) -> None:
     prepare()
-    network = build_actor(model, 0).double()
+    network = build_actor(model, TrainerConfig()).double()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
     names = {parameter: name for name, parameter in network.named_parameters()}
     matrices = matrix_parts(names, model)
     parameters = {names[part.parameter]: part.parameter for part in matrices}

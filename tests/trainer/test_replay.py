@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,7 @@ def batch(samples: list[Sample]) -> MicroBatch:
 
 
 def planned(batch: MicroBatch, routing_LTK: Tensor | None) -> MicroBatch:
-    return MicroBatch(
-        batch.streams, batch.lengths, batch.ids_T, batch.offsets_T, batch.rows_M, batch.targets_M, routing_LTK
-    )
+    return replace(batch, routing_LRK=routing_LTK)
 
 
 def logits(trainer: MegatronTrainer, batch: MicroBatch, routing_LTK: Tensor | None) -> Tensor:

@@ -22,6 +22,9 @@ class PackedAttention(nn.Module):
     """Causal attention over streams packed end to end (`qkv_format="thd"`), by scaled-dot-product attention.
 
     Streams of similar length share one padded call; padding stands behind every real token, so causality hides it.
+
+    Under context parallelism a rank has two pieces of every stream (`trainer.sharding`). It gathers the keys and values
+    of all ranks, and each of its pieces attends to what stands before it.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class PackedAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.scale = softmax_scale or config.kv_channels**-0.5
+        self.context: Any = pg_collection.cp if config.context_parallel_size > 1 else None
 
     def forward(
         self,
@@ -53,6 +57,8 @@ class PackedAttention(nn.Module):
             raise ValueError("this attention takes packed streams only")
         borders = packed_seq_params.cu_seqlens_q.tolist()
         lengths = [end - start for start, end in pairwise(borders)]
+        if self.context is not None:
+            return self._over_ranks(query, key, value, lengths)
         runs = similar_runs(lengths)
         # The gradient of a split is one concatenation; that of a slice would be a whole tensor of zeros for each run.
         sizes = [sum(run) for run in runs]
@@ -80,6 +86,35 @@ class PackedAttention(nn.Module):
         )
         flat = output.transpose(1, 2).flatten(0, 1)
         return flat if places is None else flat.index_select(0, places)
+
+    def _over_ranks(self, query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int]) -> Tensor:
+        from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+
+        rank, ranks = self.context.rank(), self.context.size()
+        heads = key.shape[1]
+        gathered = gather_from_sequence_parallel_region(torch.cat([key, value], 1), group=self.context)
+        pieces = [length // (2 * ranks) for length in lengths for _ in range(2)]
+        # Laid out [rank][stream][first piece, last piece]; per stream, the pieces are wanted in their own order.
+        laid = torch.split(gathered, pieces * ranks)
+        outputs = []
+        for place, own in enumerate(torch.split(query, pieces)):
+            first = place - place % 2
+            front = [laid[r * len(pieces) + first] for r in range(ranks)]
+            back = [laid[r * len(pieces) + first + 1] for r in reversed(range(ranks))]
+            number = rank if place == first else 2 * ranks - 1 - rank
+            seen = torch.cat([*front, *back][: number + 1])
+            outputs.append(self._attend_behind(own, seen[:, :heads], seen[:, heads:]))
+        return torch.cat(outputs).flatten(1)
+
+    def _attend_behind(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The last rows of a stream attend to all rows up to their own."""
+        rows, seen = len(query), len(key)
+        mask = torch.ones(rows, seen, dtype=torch.bool, device=query.device).tril(seen - rows)
+        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
+        output = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, scale=self.scale, enable_gqa=query.shape[1] != key.shape[1]
+        )
+        return output.squeeze(0).transpose(0, 1)
 
 
 def similar_runs(lengths: Sequence[int]) -> list[list[int]]:
@@ -140,7 +175,8 @@ class _RMSNorm(torch.autograd.Function):
 class StackedExperts(nn.Module):
     """All local experts in two parameters, multiplied by one grouped matrix product each.
 
-    `linear_fc1` is [E, 2I, H], gate rows above up rows; `linear_fc2` is [E, H, I].
+    `linear_fc1` is [E, 2I, H], gate rows above up rows; `linear_fc2` is [E, H, I]. An expert is never cut; under
+    tensor parallelism every rank of it runs its own rows through its own copy.
     """
 
     def __init__(self, num_local_experts: int, config: Any, submodules: Any = None, pg_collection: Any = None) -> None:
@@ -151,9 +187,11 @@ class StackedExperts(nn.Module):
         if config.perform_initialization:
             config.init_method(self.linear_fc1.data)
             config.output_layer_init_method(self.linear_fc2.data)
+        alone = config.expert_model_parallel_size == config.tensor_model_parallel_size == 1
         for parameter in (self.linear_fc1, self.linear_fc2):
-            # Megatron reduces gradients of expert-parallel parameters over another group.
-            setattr(parameter, "allreduce", config.expert_model_parallel_size == 1)  # noqa: B010
+            # Megatron reduces the gradients of experts over another group, and counts each of their norms.
+            setattr(parameter, "allreduce", alone)  # noqa: B010
+            setattr(parameter, "tensor_model_parallel", not alone)  # noqa: B010
 
     def forward(self, hidden: Tensor, tokens_per_expert: Tensor, probs: Tensor) -> tuple[Tensor, None]:
         """Tokens sorted by expert, [T*K, H]; gives the gated outputs in the same order, and no bias."""
@@ -164,14 +202,15 @@ class StackedExperts(nn.Module):
 
 
 class ValueHead(nn.Module):
-    """Stands in for the output layer: one float32 value a position. Zeros at first, so a fresh critic predicts 0."""
+    """Stands in for the output layer: one float32 value a position. Zeros at first, so a fresh critic predicts 0.
+
+    It is given whole rows (`RowSelector` gathers them), so every tensor-parallel rank computes the same gradient.
+    """
 
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1, config.hidden_size))
         self.bias = nn.Parameter(torch.zeros(1))
-        for parameter in (self.weight, self.bias):
-            setattr(parameter, "sequence_parallel", config.sequence_parallel)  # noqa: B010
 
     def forward(
         self, input_: Tensor, weight: Tensor | None = None, runtime_gather_output: bool | None = None
@@ -180,13 +219,28 @@ class ValueHead(nn.Module):
 
 
 class RowSelector:
-    """Lets only the chosen positions through to an output layer: logits elsewhere would be computed for nothing."""
+    """Lets only the chosen positions through to an output layer: logits elsewhere would be computed for nothing.
 
-    def __init__(self, output_layer: nn.Module) -> None:
+    Under sequence parallelism the rows are gathered first, and the output layer is told that they are.
+    """
+
+    def __init__(self, output_layer: nn.Module, config: Any) -> None:
+        from megatron.core.tensor_parallel import ColumnParallelLinear
+
         self.rows: Tensor | None = None
+        self._gathers = bool(config.sequence_parallel)
+        # A vocabulary-parallel layer leaves each rank a part of the rows' gradient; a value head the same whole one.
+        self._partial = isinstance(output_layer, ColumnParallelLinear)
+        if self._gathers and isinstance(output_layer, ColumnParallelLinear):
+            output_layer.sequence_parallel = False
+            output_layer.disable_grad_reduce = True
         output_layer.register_forward_pre_hook(self._select)
 
     def _select(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        if self.rows is None:
-            return inputs
-        return (inputs[0].index_select(0, self.rows), *inputs[1:])
+        from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+
+        assert self.rows is not None
+        hidden = inputs[0]
+        if self._gathers:
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=self._partial)
+        return (hidden.index_select(0, self.rows), *inputs[1:])

@@ -1,13 +1,14 @@
 """Runs the unchanged Megatron-Core 0.16.1 on a CPU with gloo; does nothing where CUDA exists.
 
 Invariant: importing this module imports no Megatron. `prepare` is called before any other Megatron import, is safe to
-call again, and afterwards a process group and Megatron's model-parallel state exist.
+call again, also with another layout, and afterwards a process group and Megatron's model-parallel state exist.
 
 What Megatron assumes and a CPU lacks, each with its smallest answer:
 - its fusers are `torch.compile`d at import, which loads the compiler (half of the import time) and would want a C++
   compiler at the first call: `torch.compile` is the identity while Megatron is imported;
 - tensors are created on `torch.cuda.current_device()`: that becomes the CPU device;
 - the CUDA RNG tracker: Megatron's own tracker for inference, which needs dropout 0 (held by `specs`);
+- a side stream in the all-to-all dispatcher: splits are copied where they are needed;
 - `device="cuda"`, `.cuda()`, `pin_memory` and checks for `torch.cuda.FloatTensor` in the schedules and optimizers:
   `cuda_as_cpu`, a mode that is active around those calls only.
 """
@@ -17,12 +18,17 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from torch.overrides import TorchFunctionMode
+
+from components.config import LayoutConfig
+from components.trainer.sharding import Share
 
 MODULES = (
     "megatron.core.parallel_state",
@@ -33,11 +39,54 @@ MODULES = (
     "megatron.core.pipeline_parallel",
     "megatron.core.tensor_parallel.random",
     "megatron.core.transformer.moe.moe_utils",
+    "megatron.core.transformer.moe.token_dispatcher",
 )
 
 
-def prepare(threads: int = 1) -> None:
-    """Imports Megatron, fits it to this machine, and starts a process group of one when there is none."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process stands in the layout: its rank along each dimension."""
+
+    layout: LayoutConfig
+    tp: int
+    pp: int
+    cp: int
+    dp: int
+    ep: int
+
+    @property
+    def first_stage(self) -> bool:
+        """It holds the embedding."""
+        return self.pp == 0
+
+    @property
+    def last_stage(self) -> bool:
+        """It holds the output layer, and computes losses."""
+        return self.pp == self.layout.pp - 1
+
+    @property
+    def speaks(self) -> bool:
+        """The one rank whose results are those of the trainer."""
+        return self.last_stage and self.writes
+
+    @property
+    def writes(self) -> bool:
+        """The one rank of its stage that hands out whole parameters."""
+        return self.tp == self.cp == self.dp == 0
+
+    def share(self, *, even: bool) -> Share:
+        """The part of every batch that this rank works on."""
+        layout = self.layout
+        return Share((self.dp, layout.dp), (self.cp, layout.cp), (self.tp, layout.tp), even)
+
+
+def prepare(layout: LayoutConfig | None = None, threads: int = 1) -> Place:
+    """Imports Megatron, fits it to this machine, starts a process group of one when there is none, cuts it as laid out.
+
+    Raises:
+        ValueError: the process group has another number of processes than the layout.
+    """
+    layout = layout or LayoutConfig()
     on_cpu = not torch.cuda.is_available()
     with _without_compiler() if on_cpu else contextlib.nullcontext():
         modules = {name: importlib.import_module(name) for name in MODULES}
@@ -47,11 +96,46 @@ def prepare(threads: int = 1) -> None:
     if not dist.is_initialized():
         # A store in this process: no port, no environment variable, nothing another trainer could collide with.
         dist.init_process_group("gloo" if on_cpu else "nccl", store=HashStore(), rank=0, world_size=1)
-    if dist.get_world_size() != 1:
-        raise ValueError(f"the trainer runs as one process for now, the process group has {dist.get_world_size()}")
-    parallel_state = modules["megatron.core.parallel_state"]
-    if not parallel_state.model_parallel_is_initialized():
-        parallel_state.initialize_model_parallel()
+    if dist.get_world_size() != layout.world:
+        raise ValueError(f"the layout is of {layout.world} processes, the process group has {dist.get_world_size()}")
+    state = modules["megatron.core.parallel_state"]
+    if not state.model_parallel_is_initialized() or _place(state, layout) is None:
+        state.destroy_model_parallel()
+        state.initialize_model_parallel(
+            tensor_model_parallel_size=layout.tp,
+            pipeline_model_parallel_size=layout.pp,
+            context_parallel_size=layout.cp,
+            expert_model_parallel_size=layout.ep,
+            expert_tensor_parallel_size=1,
+        )
+    place = _place(state, layout)
+    assert place is not None
+    return place
+
+
+def _place(state: Any, layout: LayoutConfig) -> Place | None:
+    """This rank's place, if Megatron is cut as laid out."""
+    sizes = (
+        state.get_tensor_model_parallel_world_size(),
+        state.get_pipeline_model_parallel_world_size(),
+        state.get_context_parallel_world_size(),
+        state.get_expert_model_parallel_world_size(),
+    )
+    if sizes != (layout.tp, layout.pp, layout.cp, layout.ep):
+        return None
+    return Place(
+        layout=layout,
+        tp=state.get_tensor_model_parallel_rank(),
+        pp=state.get_pipeline_model_parallel_rank(),
+        cp=state.get_context_parallel_rank(),
+        dp=state.get_data_parallel_rank(),
+        ep=state.get_expert_model_parallel_rank(),
+    )
+
+
+def device() -> torch.device:
+    """Where this process computes."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def cuda_as_cpu() -> contextlib.AbstractContextManager[Any]:
@@ -115,3 +199,20 @@ def _fit_to_cpu(modules: Mapping[str, Any]) -> None:
     moe_utils = modules["megatron.core.transformer.moe.moe_utils"]
     if "te_general_gemm" not in vars(moe_utils):
         moe_utils.te_general_gemm = None  # 0.16.1 reads this name without defining it when Transformer Engine is absent
+    dispatcher = modules["megatron.core.transformer.moe.token_dispatcher"].MoEAlltoAllTokenDispatcher
+    dispatcher.cuda_dtoh_stream = _NO_STREAM
+    dispatcher._maybe_dtoh_and_synchronize = _splits_to_host
+
+
+_NO_STREAM = object()
+"""Taken for a stream that exists already, so that none is made."""
+
+
+def _splits_to_host(self: Any, point: str, tokens_per_expert: Tensor | None = None) -> Tensor | None:
+    """What the side stream would have copied by this point."""
+    if point == self.cuda_dtoh_point:
+        for name in ("input_splits", "output_splits", "output_splits_tp"):
+            value = vars(self)[name]
+            if isinstance(value, Tensor):
+                setattr(self, name, value.numpy())
+    return tokens_per_expert

@@ -1,8 +1,11 @@
 """Routing replay (R3, paper Eq 12, Algorithms 1 and 4): recorded experts are used, live logits weigh them.
 
-Invariant: inside `replay` every router consumes the plan of every micro-batch exactly once going forward, and either
-never or exactly once again when activations are recomputed; anything else is an error that names router and counts.
-Outside, routers choose freely.
+Invariant: inside `replay` every router consumes the plan of every micro-batch exactly once going forward, and exactly
+once more where its activations are computed again; anything else is an error that names router and counts. Outside,
+routers choose freely.
+
+Going forward, micro-batches come in the order of their plans. A recomputation may come in any order (sequential, GPipe,
+1F1B): it sees the scores that the forward pass saw, and is given the plan of that micro-batch.
 
 One controller a model, put on each `TopKRouter.router_replay` by us. The library's own registry is global to the
 process and breaks as soon as an actor and a critic live in one.
@@ -26,16 +29,35 @@ FREE = -1
 TopK = Callable[..., tuple[Tensor, Tensor]]
 
 
+TOLERANCE = 1e-3
+"""Relative distance at which the summed scores of two passes are still those of one micro-batch."""
+
+
 @dataclass
 class _Slot:
-    """What one router is to do. `get_replay_topk` is the call that Megatron makes in place of its top-k."""
+    """What one router is to do. `get_replay_topk` is the call that Megatron makes in place of its top-k.
+
+    Attributes:
+        layer: Megatron's number of the layer, from 1 over the whole model.
+        plan: the experts of every micro-batch, or None to choose freely.
+        record: filled with the experts of every pass, or None.
+        forward_uses: plans consumed going forward.
+        recompute_uses: plans consumed again.
+        awaited: summed scores of the micro-batches that are still to be computed again.
+    """
 
     layer: int
+    again: Callable[[], bool]
+    dropped: Callable[[], bool]
     plan: Sequence[Tensor] | None = None
     record: list[Tensor] | None = None
     forward_uses: int = 0
     recompute_uses: int = 0
-    again: Callable[[], bool] = field(default=lambda: False)
+    awaited: dict[int, Tensor] = field(default_factory=dict)
+
+    def start(self, plan: Sequence[Tensor] | None) -> None:
+        """Forgets everything and follows `plan`."""
+        self.plan, self.forward_uses, self.recompute_uses, self.awaited = plan, 0, 0, {}
 
     def get_replay_topk(
         self, scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None, free: TopK
@@ -45,29 +67,43 @@ class _Slot:
             if self.record is not None:
                 self.record.append(experts.detach().clone())
             return values, experts
-        experts = self._next()
+        place = self._recomputed(scores) if self.again() else self._forwarded(scores)
+        experts = self.plan[place].to(device=scores.device, dtype=torch.int64)
         if experts.shape != (scores.shape[0], topk):
             expected = (scores.shape[0], topk)
             raise RecordError(f"router of layer {self.layer}: routing {tuple(experts.shape)}, wanted {expected}")
-        experts = experts.to(scores.device)
         open_rows = experts[:, :1] == FREE
         if open_rows.any():
             live = free(scores.detach(), topk, num_groups=num_groups, group_topk=group_topk)[1]
             experts = torch.where(open_rows, live, experts)
         return scores.gather(1, experts), experts
 
-    def _next(self) -> Tensor:
+    def _forwarded(self, scores: Tensor) -> int:
         assert self.plan is not None
-        recomputing = self.again()
-        place = self.recompute_uses if recomputing else self.forward_uses
+        place = self.forward_uses
         if place >= len(self.plan):
-            what = "recompute" if recomputing else "forward"
-            raise RecordError(f"router of layer {self.layer}: {what} pass {place + 1} of {len(self.plan)} planned")
-        if recomputing:
-            self.recompute_uses += 1
-        else:
-            self.forward_uses += 1
-        return self.plan[place]
+            raise RecordError(f"router of layer {self.layer}: forward pass {place + 1} of {len(self.plan)} planned")
+        self.forward_uses += 1
+        if self.dropped():
+            self.awaited[place] = scores.detach().sum(0)
+        return place
+
+    def _recomputed(self, scores: Tensor) -> int:
+        assert self.plan is not None
+        sums = scores.detach().sum(0)
+        distances = {place: float((sums - seen).abs().max()) for place, seen in self.awaited.items()}
+        nearest = min(distances, key=lambda place: distances[place], default=None)
+        if nearest is None:
+            count = self.recompute_uses + 1
+            raise RecordError(f"router of layer {self.layer}: recompute pass {count} of {len(self.plan)} planned")
+        if not distances[nearest] <= TOLERANCE * (1 + float(self.awaited[nearest].abs().max())):
+            raise RecordError(
+                f"router of layer {self.layer}: a recompute pass saw the scores of no micro-batch; the nearest, "
+                f"{nearest}, is {distances[nearest]:.3g} away"
+            )
+        self.recompute_uses += 1
+        del self.awaited[nearest]
+        return nearest
 
 
 class ReplayController:
@@ -80,20 +116,26 @@ class ReplayController:
         def again() -> bool:
             return bool(is_checkpointing() and torch.is_grad_enabled())
 
+        def dropped() -> bool:
+            return bool(is_checkpointing() and not torch.is_grad_enabled())
+
         routers = sorted((m for m in model.modules() if isinstance(m, TopKRouter)), key=lambda m: m.layer_number)
         self.config = model.config
+        self.layers = int(model.config.num_layers)
         self.num_experts = int(model.config.num_moe_experts)
-        self.slots = [_Slot(layer=router.layer_number, again=again) for router in routers]
+        self.slots = [_Slot(layer=router.layer_number, again=again, dropped=dropped) for router in routers]
         for router, slot in zip(routers, self.slots, strict=True):
             router.router_replay = slot
 
     @contextlib.contextmanager
-    def replay(self, plans: Sequence[Tensor]) -> Iterator[None]:
+    def replay(self, plans: Sequence[Tensor], *, backward: bool = False) -> Iterator[None]:
         """Routes as recorded.
 
         Args:
-            plans: int64[L, T, K] a micro-batch, in the order of the forward passes; rows in the order in which the
-                router sees its tokens. A row of -1 is routed freely.
+            plans: integers [L, R, K] a micro-batch, in the order of the forward passes; all layers of the model, also
+                those of other pipeline stages; rows in the order in which the router sees its tokens. A row of -1 is
+                routed freely.
+            backward: a backward pass follows every forward pass, so that what is recomputed must be by the end.
 
         Raises:
             RecordError: a plan is of another shape, names an expert that does not exist or one expert twice, or was
@@ -106,15 +148,15 @@ class ReplayController:
                 "other ignores them"
             )
         for plan in plans:
-            check_plan(plan, layers=len(self.slots), num_experts=self.num_experts)
-        for place, slot in enumerate(self.slots):
-            slot.plan, slot.forward_uses, slot.recompute_uses = [plan[place] for plan in plans], 0, 0
+            check_plan(plan, layers=self.layers, num_experts=self.num_experts)
+        for slot in self.slots:
+            slot.start([plan[slot.layer - 1] for plan in plans])
         try:
             yield
-            self._check_consumed(len(plans))
+            self._check_consumed(len(plans), backward)
         finally:
             for slot in self.slots:
-                slot.plan = None
+                slot.start(None)
 
     @contextlib.contextmanager
     def record(self) -> Iterator[list[list[Tensor]]]:
@@ -127,11 +169,11 @@ class ReplayController:
             for slot in self.slots:
                 slot.record = None
 
-    def _check_consumed(self, planned: int) -> None:
+    def _check_consumed(self, planned: int, backward: bool) -> None:
         wrong = [
             f"layer {slot.layer}: {slot.forward_uses} forward, {slot.recompute_uses} recompute"
             for slot in self.slots
-            if slot.forward_uses != planned or slot.recompute_uses not in (0, planned)
+            if slot.forward_uses != planned or (slot.awaited and backward)
         ]
         if wrong:
             raise RecordError(f"routing of {planned} micro-batches not consumed exactly once: {'; '.join(wrong)}")

@@ -2,29 +2,34 @@
 
 Invariants: actor, critic and behaviour snapshot are three separate sets of weights; the snapshot changes only in
 `rotate`, `load_hf` of the actor and `load`; an auxiliary loss and replay never meet.
+
+In a layout of several processes each of them holds one of these, and all make the same calls with the same arguments.
+What a call returns holds on the rank that speaks (`Place.speaks`); the others return what they saw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+import torch.distributed as dist
 from torch import Tensor
 
-from components.config import ModelConfig, OptimizerConfig, TrainerConfig
-from components.errors import RecordError
-from components.ppo import Tally, policy_loss, token_logprobs, value_loss
+from components.config import LayoutConfig, ModelConfig, OptimizerConfig, TrainerConfig, layout_problems
+from components.errors import ConfigError
+from components.ppo import Tally, policy_loss, value_loss
 from components.records import Float32, Sample
-from components.trainer.batching import MicroBatch, gather, micro_batches, scatter
+from components.trainer.batching import MicroBatch, gather, micro_batches, scatter, trainable
 from components.trainer.megatron import checkpoint, specs, weights
-from components.trainer.megatron.network import Network, take_aux_loss
+from components.trainer.megatron.agreement import together
+from components.trainer.megatron.network import OUTSIDE, Network, take_aux_loss
 from components.trainer.megatron.platform import prepare
+from components.trainer.megatron.vocabulary import entropy, logprobs
 from components.trainer.protocol import LearnItem
 
 HEAD = "output_layer."
@@ -32,14 +37,18 @@ HEAD = "output_layer."
 
 
 class MegatronTrainer:
-    """Trains an actor, and a critic beside it when `critic` is given, in this process.
+    """Trains an actor, and a critic beside it when `critic` is given, in this process, or in it and its like.
 
     Args:
         model: the architecture. Weights are fresh, drawn from `seed`, until `load_hf` or `load`.
-        config: micro-batches and threads.
+        config: micro-batches, threads, layout and kernels.
         actor: the actor's optimizer; None for a model that is only evaluated.
         critic: the critic's optimizer; None for no critic. A fresh critic is the actor with a head of zeros.
-        seed: of the fresh weights.
+        seed: of the fresh weights, the same in every layout. None where weights are loaded before anything else: until
+            then they are not numbers.
+
+    Raises:
+        ConfigError: the layout does not fit the model, or this machine lacks a kernel that is asked for.
     """
 
     def __init__(
@@ -49,57 +58,67 @@ class MegatronTrainer:
         *,
         actor: OptimizerConfig | None = None,
         critic: OptimizerConfig | None = None,
-        seed: int = 0,
+        seed: int | None = 0,
     ) -> None:
-        prepare(config.threads)
+        if problems := layout_problems(config.layout, model):
+            raise ConfigError(problems, "trainer")
+        specs.check_machine(config)
         self.model = model
         self.capacity = config.micro_batch_tokens
-        self.actor = Network(specs.build_actor(model, seed), model, actor)
+        fresh: dict[str, Tensor] = {}
+        if seed is not None:
+            prepare(LayoutConfig(dp=config.layout.world), config.threads)
+            fresh = specs.fresh_weights(model, seed)
+        self.place = prepare(config.layout, config.threads)
+        self.share = self.place.share(even=config.dispatcher == "allgather" and config.layout.ep > 1)
+        self.actor = Network(specs.build_actor(model, config), model, config, self.place, actor)
+        self.actor.set_whole(fresh)
         self.critic: Network | None = None
         if critic is not None:
-            self.critic = Network(specs.build_critic(model), model, critic)
-            self._start_critic(self.critic, self.actor.parameters())
+            self.critic = Network(specs.build_critic(model, config), model, config, self.place, critic)
+            self._start_critic(self.critic, fresh)
         self.behaviour: dict[str, Tensor] = {}
         self.rotate()
 
     def sft_step(self, samples: Sequence[Sample], *, lr_share: float, aux_loss_coef: float) -> dict[str, float]:
         """See `Trainer.sft_step`."""
-        batches = micro_batches(samples, self.capacity, replay=False)
-        tokens = _trainable(batches)
+        tokens = trainable(samples)
+        batches = self._micro_batches(samples, replay=False)
 
         def loss(logits_MV: Tensor, batch: MicroBatch) -> tuple[Tensor, Tally]:
-            total = F.cross_entropy(logits_MV, batch.targets_M, reduction="sum")
+            total = -logprobs(logits_MV, batch.targets_M, temperature=1.0).sum()
             return total / tokens, Tally.of(torch.tensor(len(batch.targets_M)), {"loss": total}, {})
 
         tallies, norm = self.actor.train(batches, loss, lr_share=lr_share, aux_loss_coef=aux_loss_coef)
-        metrics = {**reduce(add, tallies), "grad_norm": norm, "tokens": float(tokens)}
+        metrics = {**self._total(tallies), "grad_norm": norm, "tokens": float(tokens)}
         if aux_loss_coef:
-            metrics["aux_loss"] = take_aux_loss() / (len(batches) * self.model.num_hidden_layers)
+            layers = self.model.num_hidden_layers
+            metrics["aux_loss"] = take_aux_loss(layers) / (len(batches) * layers)
         return metrics
 
     def logprobs(
         self, samples: Sequence[Sample], *, weights: Literal["current", "behaviour"], replay: bool, temperature: float
     ) -> list[Float32]:
         """See `Trainer.logprobs`."""
-        batches = micro_batches(samples, self.capacity, replay=replay)
+        batches = self._micro_batches(samples, replay=replay)
 
         def read(logits_MV: Tensor, batch: MicroBatch) -> Tensor:
-            return token_logprobs(logits_MV, batch.targets_M, temperature=temperature)
+            return logprobs(logits_MV, batch.targets_M, temperature=temperature)
 
         if weights == "current":
-            return _spread(samples, batches, self.actor.evaluate(batches, read))
+            return self._spread(samples, batches, self.actor.evaluate(batches, read))
         with self.actor.holding(self.behaviour):
-            return _spread(samples, batches, self.actor.evaluate(batches, read))
+            return self._spread(samples, batches, self.actor.evaluate(batches, read))
 
     def values(self, samples: Sequence[Sample]) -> list[Float32]:
         """See `Trainer.values`."""
-        batches = micro_batches(samples, self.capacity, replay=False)
-        return _spread(samples, batches, self._critic().evaluate(batches, lambda values_M1, _: values_M1[:, 0]))
+        batches = self._micro_batches(samples, replay=False)
+        return self._spread(samples, batches, self._critic().evaluate(batches, lambda values_M1, _: values_M1[:, 0]))
 
     def critic_step(self, items: Sequence[LearnItem], *, value_clip: float, scale: float) -> dict[str, float]:
         """See `Trainer.critic_step`."""
-        batches = micro_batches([item.sample for item in items], self.capacity, replay=False)
-        tokens = _trainable(batches)
+        samples = [item.sample for item in items]
+        tokens = trainable(samples)
 
         def loss(values_M1: Tensor, batch: MicroBatch) -> tuple[Tensor, Tally]:
             old = gather(batch, [item.old_values_N for item in items])
@@ -108,28 +127,27 @@ class MegatronTrainer:
             value, tally = value_loss(values_M1[:, 0], old, returns, every, clip=value_clip, denominator=tokens)
             return scale * value, tally
 
-        tallies, norm = self._critic().train(batches, loss)
-        return {**reduce(add, tallies), "grad_norm": norm}
+        tallies, norm = self._critic().train(self._micro_batches(samples, replay=False), loss)
+        return {**self._total(tallies), "grad_norm": norm}
 
     def actor_step(
         self, items: Sequence[LearnItem], *, clip: float, temperature: float, replay: bool = True
     ) -> dict[str, float]:
         """See `Trainer.actor_step`."""
-        batches = micro_batches([item.sample for item in items], self.capacity, replay=replay)
-        tokens = _trainable(batches)
+        samples = [item.sample for item in items]
+        tokens = trainable(samples)
 
         def loss(logits_MV: Tensor, batch: MicroBatch) -> tuple[Tensor, Tally]:
-            new_MV = F.log_softmax(logits_MV / temperature, dim=-1)
-            new = new_MV.gather(-1, batch.targets_M[:, None])[:, 0]
+            new = logprobs(logits_MV, batch.targets_M, temperature=temperature)
             old = gather(batch, [item.old_logprobs_N for item in items])
             gain = gather(batch, [item.advantages_N for item in items])
             every = torch.ones_like(old, dtype=torch.bool)
             value, tally = policy_loss(new, old, gain, every, clip=clip, denominator=tokens)
-            entropy = -torch.linalg.vecdot(new_MV.detach().exp(), new_MV.detach()).sum()
-            return value, Tally.of(tally.count, {**tally.sums, "entropy": entropy}, tally.maxima)
+            spread = entropy(logits_MV, temperature=temperature).sum()
+            return value, Tally.of(tally.count, {**tally.sums, "entropy": spread}, tally.maxima)
 
-        tallies, norm = self.actor.train(batches, loss)
-        return {**reduce(add, tallies), "grad_norm": norm}
+        tallies, norm = self.actor.train(self._micro_batches(samples, replay=replay), loss)
+        return {**self._total(tallies), "grad_norm": norm}
 
     def rotate(self) -> None:
         """See `Trainer.rotate`."""
@@ -137,20 +155,29 @@ class MegatronTrainer:
 
     def load_hf(self, folder: Path, *, what: Literal["actor", "critic_from_actor"] = "actor") -> None:
         """See `Trainer.load_hf`."""
-        parameters = weights.read_folder(folder, self.model)
+        with together(f"reading {folder}"):
+            parameters = weights.read_folder(folder, self.model, layers=self.actor.layers)
         if what == "actor":
-            self.actor.set_parameters(parameters)
+            self.actor.set_whole(parameters)
             self.rotate()
         else:
             self._start_critic(self._critic(), parameters)
 
     def save_hf(self, folder: Path) -> None:
         """See `Trainer.save_hf`."""
-        weights.write_folder(folder, self.actor.parameters(), self.model)
+        whole = self.actor.whole()
+        stage = (self.place.pp, self.place.layout.pp)
+        weights.write_folder(folder, whole if self.place.writes else {}, self.model, stage=stage)
 
     def stream_hf(self) -> Iterator[tuple[str, Tensor]]:
         """See `Trainer.stream_hf`."""
-        return weights.stream_hugging_face(self.actor.parameters(), self.model)
+        for layer in (OUTSIDE, *range(self.model.num_hidden_layers)):
+            yield from self.layer_hf(layer)
+
+    def layer_hf(self, layer: int) -> Iterator[tuple[str, Tensor]]:
+        """The part of `stream_hf` that belongs to one layer, or to what lies `OUTSIDE`; on one rank of its stage."""
+        whole = self.actor.whole(layer)
+        yield from weights.stream_hugging_face(whole if self.place.writes else {}, self.model)
 
     def save(self, folder: Path) -> None:
         """See `Trainer.save`."""
@@ -169,24 +196,40 @@ class MegatronTrainer:
             raise ValueError("this trainer was built without a critic")
         return self.critic
 
+    def _micro_batches(self, samples: Sequence[Sample], *, replay: bool) -> list[MicroBatch]:
+        return micro_batches(samples, self.capacity, replay=replay, share=self.share)
+
+    def _total(self, tallies: Sequence[Tally]) -> dict[str, float]:
+        """The figures over all data and context ranks; nothing where no loss was computed."""
+        if not self.place.last_stage:
+            return {}
+        tally = reduce(add, tallies)
+        group = self._data_ranks()
+        return dict(tally.reduce(group) if group.size() > 1 else tally)
+
+    def _spread(
+        self, samples: Sequence[Sample], batches: Sequence[MicroBatch], values: Sequence[Tensor]
+    ) -> list[Float32]:
+        """Back from the micro-batches of all data and context ranks to one array a sample."""
+        lengths = [len(sample.tokens) for sample in samples]
+        flat = np.zeros(sum(lengths), dtype=np.float32)
+        arrays: list[Float32] = np.split(flat, np.cumsum(lengths)[:-1]) if lengths else []
+        if not self.place.last_stage:
+            return arrays
+        for batch, values_M in zip(batches, values, strict=True):
+            scatter(batch, values_M, arrays)
+        group = self._data_ranks()
+        if group.size() > 1:
+            # Each value was computed by one rank; elsewhere there are zeros.
+            dist.all_reduce(torch.from_numpy(flat), group=group)
+        return arrays
+
+    def _data_ranks(self) -> Any:
+        from megatron.core import parallel_state
+
+        return parallel_state.get_data_parallel_group(with_context_parallel=True)
+
     @staticmethod
-    def _start_critic(critic: Network, actor: dict[str, Tensor]) -> None:
-        trunk = {name: value for name, value in actor.items() if not name.startswith(HEAD)}
-        head = {n: torch.zeros_like(p) for n, p in critic.parameters().items() if n.startswith(HEAD)}
-        assert critic.parameters().keys() == trunk.keys() | head.keys()
-        critic.set_parameters({**trunk, **head})
-
-
-def _trainable(batches: Sequence[MicroBatch]) -> int:
-    tokens = sum(len(batch.targets_M) for batch in batches)
-    if not tokens:
-        raise RecordError("the batch has no trainable token")
-    return tokens
-
-
-def _spread(samples: Sequence[Sample], batches: Sequence[MicroBatch], values: Sequence[Tensor]) -> list[Float32]:
-    """Back from micro-batches to one array a sample."""
-    arrays = [np.zeros(len(sample.tokens), dtype=np.float32) for sample in samples]
-    for batch, values_M in zip(batches, values, strict=True):
-        scatter(batch, values_M, arrays)
-    return arrays
+    def _start_critic(critic: Network, actor: Mapping[str, Tensor]) -> None:
+        critic.set_whole({name: value for name, value in actor.items() if not name.startswith(HEAD)})
+        critic.set_parameters({n: torch.zeros_like(p) for n, p in critic.parameters().items() if n.startswith(HEAD)})

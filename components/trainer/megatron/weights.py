@@ -10,7 +10,7 @@ layer.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from torch import Tensor
 from components.config import ModelConfig
 from components.config.hugging_face import document, shape
 from components.errors import CheckpointError, ConfigError
-from components.trainer.folder import atomic_folder, recover
+from components.trainer.folder import recover
 from components.trainer.megatron import mixers
+from components.trainer.megatron.agreement import shared_folder
 
 MODEL_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -34,6 +35,11 @@ RENAMED = {
     "mlp.router.weight": "mlp.gate.weight",
 }
 """Parameters of a layer that differ in name only: Megatron's to Hugging Face's."""
+
+
+def layers_of(names: Iterable[str], prefix: str) -> list[int]:
+    """The layers that occur in these names, ascending."""
+    return sorted({int(name.removeprefix(prefix).split(".", 1)[0]) for name in names if name.startswith(prefix)})
 
 
 def expected_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -60,15 +66,18 @@ def expected_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+ENDS = {
+    "embedding.word_embeddings.weight": "model.embed_tokens.weight",
+    "decoder.final_layernorm.weight": "model.norm.weight",
+    "output_layer.weight": "lm_head.weight",
+}
+"""Parameters outside the layers: Megatron's to Hugging Face's."""
+
+
 def to_megatron(weights: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
-    """Megatron's parameters from Hugging Face's on-disk ones."""
-    result = {
-        "embedding.word_embeddings.weight": weights["model.embed_tokens.weight"],
-        "decoder.final_layernorm.weight": weights["model.norm.weight"],
-    }
-    if not model.tie_word_embeddings:
-        result["output_layer.weight"] = weights["lm_head.weight"]
-    for layer in range(model.num_hidden_layers):
+    """Megatron's parameters from Hugging Face's on-disk ones, of the layers and ends that are given."""
+    result = {name: weights[other] for name, other in ENDS.items() if other in weights}
+    for layer in layers_of(weights, "model.layers."):
         theirs, ours = f"model.layers.{layer}.", f"decoder.layers.{layer}."
         result |= {ours + name: weights[theirs + other] for name, other in RENAMED.items()}
         result |= {ours + name: x for name, x in mixers.to_megatron(weights, model, layer, theirs).items()}
@@ -81,7 +90,7 @@ def to_megatron(weights: Mapping[str, Tensor], model: ModelConfig) -> dict[str, 
 
 
 def to_hugging_face(parameters: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
-    """Hugging Face's on-disk weights from Megatron's parameters."""
+    """Hugging Face's on-disk weights from Megatron's parameters, of the layers and ends that are given."""
     return dict(stream_hugging_face(parameters, model))
 
 
@@ -92,11 +101,8 @@ def stream_hugging_face(parameters: Mapping[str, Tensor], model: ModelConfig) ->
 
 
 def _hugging_face_views(parameters: Mapping[str, Tensor], model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-    yield "model.embed_tokens.weight", parameters["embedding.word_embeddings.weight"]
-    yield "model.norm.weight", parameters["decoder.final_layernorm.weight"]
-    if not model.tie_word_embeddings:
-        yield "lm_head.weight", parameters["output_layer.weight"]
-    for layer in range(model.num_hidden_layers):
+    yield from ((other, parameters[name]) for name, other in ENDS.items() if name in parameters)
+    for layer in layers_of(parameters, "decoder.layers."):
         theirs, ours = f"model.layers.{layer}.", f"decoder.layers.{layer}."
         yield from ((theirs + other, parameters[ours + name]) for name, other in RENAMED.items())
         mixer = mixers.to_hugging_face(parameters, model, layer, ours)
@@ -110,30 +116,50 @@ def _hugging_face_views(parameters: Mapping[str, Tensor], model: ModelConfig) ->
             yield prefix + "down_proj.weight", second[expert]
 
 
-def write_folder(folder: Path, parameters: Mapping[str, Tensor], model: ModelConfig) -> None:
-    """Writes weights and configuration; the folder appears whole or not at all."""
-    with atomic_folder(folder) as fresh:
-        save_file(to_hugging_face(parameters, model), fresh / MODEL_FILE, metadata={"format": "pt"})
+def write_folder(
+    folder: Path, parameters: Mapping[str, Tensor], model: ModelConfig, *, stage: tuple[int, int] = (0, 1)
+) -> None:
+    """Writes weights and configuration; the folder appears whole or not at all. All ranks must call it.
+
+    Args:
+        folder: where to.
+        parameters: whole ones of one pipeline stage; empty on ranks that write nothing.
+        model: the shape.
+        stage: its number, from 0, and the number of stages. Each is a file.
+    """
+    number, parts = stage
+    name = MODEL_FILE if parts == 1 else f"model-{number + 1:05d}-of-{parts:05d}.safetensors"
+
+    def seal(fresh: Path) -> None:
         (fresh / "config.json").write_text(json.dumps(document(model), indent=2) + "\n")
+        if parts > 1:
+            where = {key: file.name for file in sorted(fresh.glob("model-*")) for key in shapes_in([file])}
+            (fresh / INDEX_FILE).write_text(json.dumps({"weight_map": where}, indent=2) + "\n")
+
+    with shared_folder(folder, seal) as fresh:
+        if parameters:
+            save_file(to_hugging_face(parameters, model), fresh / name, metadata={"format": "pt"})
 
 
-def read_folder(folder: Path, model: ModelConfig) -> dict[str, Tensor]:
-    """Megatron's float32 parameters from a Hugging Face folder.
+def read_folder(folder: Path, model: ModelConfig, *, layers: Sequence[int] | None = None) -> dict[str, Tensor]:
+    """Megatron's float32 parameters from a Hugging Face folder, whole ones; of `layers` and the ends, or of all.
 
     Raises:
         CheckpointError: the folder, its configuration or a file is missing or broken, or keys or shapes do not fit.
     """
     problems = _config_problems(folder, model)
-    weights = read_tensors(_weight_files(folder))
-    shapes = expected_shapes(model)
-    if model.tie_word_embeddings and "lm_head.weight" in weights:
-        head = weights.pop("lm_head.weight")
-        if not torch.equal(head, weights.get("model.embed_tokens.weight", head)):
+    files = _weight_files(folder)
+    found = shapes_in(files)
+    if model.tie_word_embeddings and "lm_head.weight" in found:
+        del found["lm_head.weight"]
+        ends = read_tensors(files, {"lm_head.weight", "model.embed_tokens.weight"})
+        if not torch.equal(ends["lm_head.weight"], ends.get("model.embed_tokens.weight", ends["lm_head.weight"])):
             problems.append("lm_head.weight differs from model.embed_tokens.weight, but the model ties them")
-    problems += fit_problems({name: tuple(x.shape) for name, x in weights.items()}, shapes)
+    problems += fit_problems(found, expected_shapes(model))
     if problems:
-        raise CheckpointError(_listed(folder, problems))
-    return to_megatron({name: tensor.float() for name, tensor in weights.items()}, model)
+        raise CheckpointError(listed(folder, problems))
+    kept = found if layers is None else _of_layers(found, layers)
+    return to_megatron({name: tensor.float() for name, tensor in read_tensors(files, set(kept)).items()}, model)
 
 
 def fit_problems(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -148,18 +174,18 @@ def fit_problems(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tupl
     return problems
 
 
-def read_tensors(files: list[Path]) -> dict[str, Tensor]:
-    """All tensors of safetensors files; CheckpointError when one is missing or cut short."""
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        if not file.is_file():
-            raise CheckpointError(f"{file} is missing")
-        try:
-            with safe_open(file, framework="pt") as opened:
-                tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (not a mapping)
-        except SafetensorError as error:
-            raise CheckpointError(f"{file} is not a whole safetensors file: {error}") from error
-    return tensors
+def shapes_in(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all tensors of safetensors files; CheckpointError when one is missing or cut short."""
+    return {
+        name: tuple(opened.get_slice(name).get_shape())
+        for opened in map(_opened, files)
+        for name in opened.keys()  # noqa: SIM118  (not a mapping)
+    }
+
+
+def read_tensors(files: Sequence[Path], names: Set[str]) -> dict[str, Tensor]:
+    """Those of the named tensors that are there; CheckpointError when a file is missing or cut short."""
+    return {name: opened.get_tensor(name) for opened in map(_opened, files) for name in names & set(opened.keys())}
 
 
 def read_json(file: Path) -> Any:
@@ -168,6 +194,21 @@ def read_json(file: Path) -> Any:
         return json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
+
+
+def _opened(file: Path) -> Any:
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing")
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise CheckpointError(f"{file} is not a whole safetensors file: {error}") from error
+
+
+def _of_layers(names: Iterable[str], layers: Sequence[int]) -> set[str]:
+    prefix = "model.layers."
+    wanted = tuple(f"{prefix}{layer}." for layer in layers)
+    return {name for name in names if not name.startswith(prefix) or name.startswith(wanted)}
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -193,7 +234,8 @@ def _config_problems(folder: Path, model: ModelConfig) -> list[str]:
     ]
 
 
-def _listed(folder: Path, problems: list[str]) -> str:
+def listed(folder: Path, problems: list[str]) -> str:
+    """One message for all of a folder's problems, the first twenty in words."""
     shown = [f"  - {problem}" for problem in problems[:20]]
     rest = [f"  … and {len(problems) - 20} more"] if len(problems) > 20 else []
     return "\n".join([f"{folder}: {len(problems)} problem{'s' * (len(problems) > 1)}", *shown, *rest])

@@ -1,0 +1,145 @@
+"""A trainer of several processes behind the Trainer protocol.
+
+Invariant: every method is one call on every rank, with the same arguments, so the ranks stay in step; nothing is kept
+on this side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from components.config import ModelConfig, OptimizerConfig, TrainerConfig, layout_problems
+from components.errors import ConfigError
+from components.records import Float32, Sample
+from components.trainer.megatron.network import OUTSIDE
+from components.trainer.megatron.trainer import MegatronTrainer
+from components.trainer.protocol import LearnItem, Trainer
+from components.trainer.ranks import Ranks
+
+TRAINER = "trainer"
+"""Key of a rank's stage."""
+
+
+@contextlib.contextmanager
+def open_trainer(
+    model: ModelConfig,
+    config: TrainerConfig,
+    *,
+    actor: OptimizerConfig | None = None,
+    critic: OptimizerConfig | None = None,
+    seed: int | None = 0,
+    logs: Path | None = None,
+) -> Iterator[Trainer]:
+    """A trainer in the layout that `config` says, for the time of the block: in this process, or in several of its own.
+
+    Args:
+        model, config, actor, critic, seed: see `MegatronTrainer`.
+        logs: folder of the processes' logs.
+
+    Raises:
+        ConfigError: the layout does not fit the model, or this machine lacks a kernel that is asked for.
+        InfraFault: a process died, now or in any call of the trainer; all of them have ended.
+    """
+    if problems := layout_problems(config.layout, model):
+        raise ConfigError(problems, "trainer")
+    if config.layout.world == 1:
+        yield MegatronTrainer(model, config, actor=actor, critic=critic, seed=seed)
+        return
+    with Ranks(config.layout.world, threads=config.threads, timeout_s=config.collective_timeout_s, logs=logs) as ranks:
+        yield RemoteTrainer(ranks, model, config, actor=actor, critic=critic, seed=seed)
+
+
+class RemoteTrainer:
+    """A `MegatronTrainer` on each of `ranks`. Arguments as there."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        model: ModelConfig,
+        config: TrainerConfig,
+        *,
+        actor: OptimizerConfig | None = None,
+        critic: OptimizerConfig | None = None,
+        seed: int | None = 0,
+    ) -> None:
+        self._ranks = ranks
+        self._layers = model.num_hidden_layers
+        ranks.call(_build, model, config, actor=actor, critic=critic, seed=seed)
+
+    def sft_step(self, samples: Sequence[Sample], *, lr_share: float, aux_loss_coef: float) -> dict[str, float]:
+        """See `Trainer.sft_step`."""
+        return dict(self._call("sft_step", list(samples), lr_share=lr_share, aux_loss_coef=aux_loss_coef))
+
+    def logprobs(
+        self, samples: Sequence[Sample], *, weights: Literal["current", "behaviour"], replay: bool, temperature: float
+    ) -> list[Float32]:
+        """See `Trainer.logprobs`."""
+        return list(self._call("logprobs", list(samples), weights=weights, replay=replay, temperature=temperature))
+
+    def values(self, samples: Sequence[Sample]) -> list[Float32]:
+        """See `Trainer.values`."""
+        return list(self._call("values", list(samples)))
+
+    def critic_step(self, items: Sequence[LearnItem], *, value_clip: float, scale: float) -> dict[str, float]:
+        """See `Trainer.critic_step`."""
+        return dict(self._call("critic_step", list(items), value_clip=value_clip, scale=scale))
+
+    def actor_step(
+        self, items: Sequence[LearnItem], *, clip: float, temperature: float, replay: bool = True
+    ) -> dict[str, float]:
+        """See `Trainer.actor_step`."""
+        return dict(self._call("actor_step", list(items), clip=clip, temperature=temperature, replay=replay))
+
+    def rotate(self) -> None:
+        """See `Trainer.rotate`."""
+        self._call("rotate")
+
+    def load_hf(self, folder: Path, *, what: Literal["actor", "critic_from_actor"] = "actor") -> None:
+        """See `Trainer.load_hf`."""
+        self._call("load_hf", folder, what=what)
+
+    def save_hf(self, folder: Path) -> None:
+        """See `Trainer.save_hf`."""
+        self._call("save_hf", folder)
+
+    def stream_hf(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Trainer.stream_hf`."""
+        for layer in (OUTSIDE, *range(self._layers)):
+            for part in self._ranks.call(_layer, layer):
+                yield from ((name, torch.from_numpy(array.copy())) for name, array in part.items())
+
+    def save(self, folder: Path) -> None:
+        """See `Trainer.save`."""
+        self._call("save", folder)
+
+    def load(self, folder: Path) -> None:
+        """See `Trainer.load`."""
+        self._call("load", folder)
+
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """What the rank that speaks returned."""
+        return next(value for speaks, value in self._ranks.call(_run, method, *args, **kwargs) if speaks)
+
+
+def _build(stage: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    stage.pop(TRAINER, None)  # two would not fit beside each other
+    stage[TRAINER] = MegatronTrainer(*args, **kwargs)
+
+
+def _run(stage: dict[str, Any], method: str, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
+    """Whether this rank speaks, and what it says."""
+    trainer: MegatronTrainer = stage[TRAINER]
+    value = getattr(trainer, method)(*args, **kwargs)
+    return (True, value) if trainer.place.speaks else (False, None)
+
+
+def _layer(stage: dict[str, Any], layer: int) -> dict[str, NDArray[Any]]:
+    trainer: MegatronTrainer = stage[TRAINER]
+    return {name: tensor.cpu().numpy() for name, tensor in trainer.layer_hf(layer)}

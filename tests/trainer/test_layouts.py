@@ -1,0 +1,163 @@
+"""Every layout that two processes can have computes what one process computes: forward, backward, three steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from components.config import LayoutConfig, ModelConfig, OptimizerConfig, TrainerConfig
+from components.errors import ConfigError
+from components.records import Float32, Sample
+from components.trainer import Trainer
+from components.trainer.megatron import MegatronTrainer, RemoteTrainer
+from components.trainer.ranks import Ranks
+from tests.conformance.trainer_suite import ADAM, MUON, current, items, random_sample
+
+STEPS = 3
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "tp2": {"layout": {"tp": 2}},
+    "dp2": {"layout": {"dp": 2}},
+    "dp2 distributed optimizer": {"layout": {"dp": 2}, "distributed_optimizer": True},
+    "ep2 allgather": {"layout": {"dp": 2, "ep": 2}},
+    "ep2 alltoall": {"layout": {"dp": 2, "ep": 2}, "dispatcher": "alltoall"},
+    "tp2 ep2": {"layout": {"tp": 2, "ep": 2}, "dispatcher": "alltoall"},
+    "tp2 ep2 distributed optimizer": {"layout": {"tp": 2, "ep": 2}, "distributed_optimizer": True},
+    "pp2": {"layout": {"pp": 2}},
+    "pp2 full recompute": {"layout": {"pp": 2}, "recompute": "full"},
+    "pp2 selective recompute": {"layout": {"pp": 2}, "recompute": "selective"},
+    "cp2": {"layout": {"cp": 2}},
+    "cp2 ep2": {"layout": {"cp": 2, "ep": 2}},
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a trainer made of the same batches."""
+
+    logprobs: list[list[Float32]]
+    values: list[list[Float32]]
+    metrics: list[dict[str, float]]
+    weights: dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def batch(model: ModelConfig) -> list[Sample]:
+    """Streams whose positions two context ranks cut without padding, in two micro-batches of 128 tokens: so every
+    layout has the same ones, over which the load-balancing loss is a mean."""
+    generator = np.random.default_rng(7)
+    return [random_sample(generator, model, length) for length in (41, 9, 61, 33, 5, 49, 17)]
+
+
+def trainer_config(**settings: Any) -> TrainerConfig:
+    return TrainerConfig.model_validate({"micro_batch_tokens": 128, **settings})
+
+
+def learn(trainer: Trainer, batch: Sequence[Sample], folder: Path) -> Run:
+    """Log-probs, values, steps of critic and actor, a supervised one with the load-balancing loss, and all again."""
+    logprobs, values, metrics = [current(trainer, batch)], [trainer.values(batch)], []
+    for _ in range(STEPS):
+        learn_items = items(trainer, batch)
+        metrics.append(trainer.critic_step(learn_items, value_clip=0.2, scale=2.0))
+        metrics.append(trainer.actor_step(learn_items, clip=0.2, temperature=0.9))
+    metrics.append(trainer.sft_step(batch, lr_share=1.0, aux_loss_coef=0.1))
+    logprobs.append(current(trainer, batch, replay=False))
+    values.append(trainer.values(batch))
+    trainer.save_hf(folder)
+    weights = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
+    return Run(logprobs, values, metrics, weights)
+
+
+@pytest.fixture(scope="module")
+def alone(model: ModelConfig, batch: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    trainer = MegatronTrainer(model, trainer_config(), actor=ADAM, critic=ADAM, seed=3)
+    return learn(trainer, batch, tmp_path_factory.mktemp("alone") / "model")
+
+
+def assert_same(one: Run, other: Run) -> None:
+    for left, right in ((one.logprobs, other.logprobs), (one.values, other.values)):
+        for first, second in zip(left, right, strict=True):
+            for a, b in zip(first, second, strict=True):
+                np.testing.assert_allclose(a, b, atol=2e-6)
+    for a, b in zip(one.metrics, other.metrics, strict=True):
+        assert a.keys() == b.keys()
+        for name, value in a.items():
+            assert b[name] == pytest.approx(value, rel=5e-6, abs=1e-6), name
+    assert one.weights.keys() == other.weights.keys()
+    for name, weight in one.weights.items():
+        torch.testing.assert_close(weight, other.weights[name], atol=2e-6, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_computes_and_learns_what_one_process_does(
+    ranks: Ranks, model: ModelConfig, batch: list[Sample], alone: Run, tmp_path: Path, name: str
+) -> None:
+    trainer = RemoteTrainer(ranks, model, trainer_config(**LAYOUTS[name]), actor=ADAM, critic=ADAM, seed=3)
+    assert_same(alone, learn(trainer, batch, tmp_path / "model"))
+
+
+@pytest.mark.parametrize("name", ["tp2", "tp2 ep2", "pp2"])
+def test_muon_orthogonalises_whole_matrices_wherever_their_parts_are(
+    ranks: Ranks, model: ModelConfig, batch: list[Sample], tmp_path: Path, name: str
+) -> None:
+    runs = []
+    for trainer in (
+        MegatronTrainer(model, trainer_config(), actor=MUON, seed=3),
+        RemoteTrainer(ranks, model, trainer_config(**LAYOUTS[name]), actor=MUON, seed=3),
+    ):
+        metrics = [trainer.sft_step(batch, lr_share=1.0, aux_loss_coef=0.01) for _ in range(STEPS)]
+        runs.append((metrics, current(trainer, batch)))
+    for a, b in zip(runs[0][0], runs[1][0], strict=True):
+        for key, value in a.items():
+            assert b[key] == pytest.approx(value, rel=2e-5), key
+    for left, right in zip(runs[0][1], runs[1][1], strict=True):
+        np.testing.assert_allclose(left, right, atol=2e-5)
+
+
+def test_an_untied_output_layer_is_cut_like_an_embedding_of_its_own(
+    ranks: Ranks, model: ModelConfig, batch: list[Sample]
+) -> None:
+    untied = model.model_copy(update={"tie_word_embeddings": False})
+    alone = MegatronTrainer(untied, trainer_config(), actor=ADAM, seed=3)
+    metrics = [alone.sft_step(batch, lr_share=1.0, aux_loss_coef=0.0) for _ in range(STEPS)]
+    for settings in (LAYOUTS["tp2"], LAYOUTS["pp2"]):
+        trainer = RemoteTrainer(ranks, untied, trainer_config(**settings), actor=ADAM, seed=3)
+        for expected in metrics:
+            assert trainer.sft_step(batch, lr_share=1.0, aux_loss_coef=0.0) == pytest.approx(expected, rel=5e-6)
+
+
+@pytest.mark.parametrize("name", ["tp2", "cp2", "dp2", "ep2 allgather"])
+def test_streams_of_any_length_are_padded_where_ranks_must_cut_evenly(
+    ranks: Ranks, model: ModelConfig, samples: list[Sample], name: str
+) -> None:
+    alone = MegatronTrainer(model, trainer_config(), actor=ADAM, critic=ADAM, seed=3)
+    trainer = RemoteTrainer(ranks, model, trainer_config(**LAYOUTS[name]), actor=ADAM, critic=ADAM, seed=3)
+    for left, right in zip(current(alone, samples), current(trainer, samples), strict=True):
+        np.testing.assert_allclose(left, right, atol=2e-6)
+    # One stream for two ranks: one of them has nothing but padding, and must stay in step.
+    for batch in (samples, samples[:1]):
+        one, two = (t.actor_step(items(t, batch), clip=0.2, temperature=1.0) for t in (alone, trainer))
+        assert two == pytest.approx(one, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layout", "problem"),
+    [
+        ({"tp": 4}, "trainer.layout.tp 4 does not divide model.num_key_value_heads 2: lower tp"),
+        ({"pp": 4}, "trainer.layout.pp 4 does not divide model.num_hidden_layers 2"),
+        ({"dp": 3, "ep": 3}, "trainer.layout.ep 3 does not divide model.num_experts 4"),
+        ({"ep": 2}, "ep 2 must divide tp . cp . dp = 1.*raise dp"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused_with_what_to_change(
+    model: ModelConfig, layout: dict[str, int], problem: str
+) -> None:
+    with pytest.raises((ConfigError, ValueError), match=problem):
+        MegatronTrainer(model, TrainerConfig(layout=LayoutConfig(**layout)), actor=OptimizerConfig(lr=1e-3))
