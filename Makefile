@@ -27,14 +27,11 @@ down: install  ## stops exactly what `make ui` started
 test: install
 	@$(PY) -m pytest $(ARGS)
 
-nightly: sglang  ## what is too slow for `make test`
-	@$(PY) -m pytest -m nightly $(ARGS)
-
 sglang: install  ## the stock SGLang wheel on this CPU against the suites that the embedded server passes (2.3 GB)
 	@tests/sampler/sglang_cpu/install.sh $(SGLANG_VENV)
 	@LONGSHELL_SGLANG_PYTHON=$(SGLANG_VENV)/bin/python $(PY) -m pytest tests/sampler tests/jobs -m sglang_cpu $(ARGS)
 
-nightly: install  ## the tests that `make test` has no time for
+nightly: sglang  ## the tests that `make test` has no time for, and a real SGLang
 	@$(PY) -m pytest -m nightly $(ARGS)
 
 coverage: install  ## the tests again, with what they reach in components/ from this process
