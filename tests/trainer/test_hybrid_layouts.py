@@ -1,0 +1,67 @@
+"""Qwen3.5-MoE in every layout of two processes computes and learns what it does in one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from components.config import TrainerConfig
+from components.records import Sample
+from components.trainer import Trainer
+from components.trainer.megatron import MegatronTrainer, RemoteTrainer
+from components.trainer.ranks import Ranks
+from tests.conformance.trainer_suite import ADAM, random_sample
+from tests.trainer.conftest import HYBRID
+from tests.trainer.test_layouts import LAYOUTS, Run, assert_same, learn, trainer_config
+
+QUICK = ("tp2", "cp2", "pp2 full recompute")
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in LAYOUTS]
+
+
+def config(name: str = "") -> TrainerConfig:
+    return trainer_config(micro_batch_tokens=256, **LAYOUTS.get(name, {}))
+
+
+@pytest.fixture(scope="module")
+def batch() -> list[Sample]:
+    """Streams that two context ranks cut without padding, some inside a chunk of the delta rule; two micro-batches of
+    256 tokens in every layout."""
+    generator = np.random.default_rng(7)
+    return [random_sample(generator, HYBRID, length) for length in (121, 9, 61, 33, 5, 49, 97)]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fresh weights that forget slowly. Those of a head that forgets at once have gradients of nothing but rounding,
+    which Adam would turn into steps of full size."""
+    folder = tmp_path_factory.mktemp("start") / "model"
+    trainer = MegatronTrainer(HYBRID, config(), seed=3)
+    decays = {name: p - 3 for name, p in trainer.actor.parameters().items() if name.endswith("A_log")}
+    assert len(decays) == 3
+    trainer.actor.set_parameters(decays)
+    trainer.save_hf(folder)
+    return folder
+
+
+def loaded(trainer: Trainer, start: Path) -> Trainer:
+    trainer.load_hf(start)
+    trainer.load_hf(start, what="critic_from_actor")
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def alone(batch: list[Sample], start: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    trainer = MegatronTrainer(HYBRID, config(), actor=ADAM, critic=ADAM)
+    return learn(loaded(trainer, start), batch, tmp_path_factory.mktemp("alone") / "model")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_layout_computes_and_learns_what_one_process_does(
+    ranks: Ranks, batch: list[Sample], start: Path, alone: Run, tmp_path: Path, name: str
+) -> None:
+    trainer = RemoteTrainer(ranks, HYBRID, config(name), actor=ADAM, critic=ADAM)
+    # Twice as deep as the plain model: rounding has further to grow. A gradient that a rank forgot to add would move a
+    # weight by a thousandth at each of the steps.
+    assert_same(alone, learn(loaded(trainer, start), batch, tmp_path / "model"), atol=1e-5)
