@@ -1,4 +1,7 @@
-"""The campaign: base model, SFT and RL on one pool, every checkpoint evaluated beside the stage that follows it."""
+"""The campaign: base model, SFT, the critic's warm-up when it has one, and legs of RL.
+
+Every checkpoint is evaluated beside the stage that follows it.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from tasks.find import claim
 from tasks.rl import rl_leg
 from tasks.summary import summarize
 from tasks.supervised import base_model, sft
+from tasks.warmup import warm_up
 
 
 @flow(name="campaign", flow_run_name="{config.name}-s{config.seed}", on_cancellation=[stop_jobs])
@@ -30,9 +34,10 @@ def campaign(config: CampaignConfig = MINIATURE) -> dict[str, Any]:
     tuned = sft(config, pool, base)
     evaluations.append(evaluate.submit(config, pool, tuned, trials, index=1))
 
+    critic = warm_up(config, pool, tuned) if config.ppo.warmup else None
     checkpoints = [base, tuned]
     for leg in range(1, config.rl.legs + 1):
-        checkpoints.append(rl_leg(config, pool, checkpoints[-1], leg))
+        checkpoints.append(rl_leg(config, pool, checkpoints[-1], leg, critic))
         asked = trials if leg == config.rl.legs else leg_trials
         evaluations.append(evaluate.submit(config, pool, checkpoints[-1], asked, index=leg + 1))
 

@@ -12,6 +12,7 @@ from tasks.find import claim
 from tasks.results import Checkpoint
 from tasks.rl import rl_leg
 from tasks.supervised import base_model, sft
+from tasks.warmup import warm_up
 
 
 @flow(name="rl", flow_run_name="rl-{config.name}-s{config.seed}", on_cancellation=[stop_jobs])
@@ -20,8 +21,9 @@ def rl(config: CampaignConfig = MINIATURE) -> Checkpoint:
     claim(config)
     pool = curate(config)
     checkpoint = sft(config, pool, base_model(config, pool))
+    critic = warm_up(config, pool, checkpoint) if config.ppo.warmup else None
     for leg in range(1, config.rl.legs + 1):
-        checkpoint = rl_leg(config, pool, checkpoint, leg)
+        checkpoint = rl_leg(config, pool, checkpoint, leg, critic)
     return checkpoint
 
 

@@ -36,6 +36,15 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class WarmCritic:
+    """A critic's weights in the store, for RL to begin with."""
+
+    key: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class Score:
     """A checkpoint on held-out tasks."""
 

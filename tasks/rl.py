@@ -8,17 +8,23 @@ from components.config import CampaignConfig
 from tasks import tracking
 from tasks.campaign import campaign_name
 from tasks.drive import STAGE, drive
-from tasks.results import Checkpoint, Pool
+from tasks.results import Checkpoint, Pool, WarmCritic
 
 
 @task(name="rl-leg", task_run_name="rl-leg-{leg}", **STAGE)
-def rl_leg(config: CampaignConfig, pool: Pool, before: Checkpoint, leg: int) -> Checkpoint:
-    """Leg number `leg` (from 1): `rl.leg_steps` steps on top of `before`, one checkpoint at the end."""
+def rl_leg(
+    config: CampaignConfig, pool: Pool, before: Checkpoint, leg: int, critic: WarmCritic | None = None
+) -> Checkpoint:
+    """Leg number `leg` (from 1): `rl.leg_steps` steps on top of `before`, one checkpoint at the end.
+
+    The first leg begins with the weights of `critic`, or with a cold critic; the others go on with their own.
+    """
     steps = config.rl.leg_steps
     inputs = {
         "pool": pool.key,
         "checkpoint": before.key,
         "state": before.state,
+        "critic": critic.key if critic is not None and before.state is None else None,
         "first_step": (leg - 1) * steps,
     }
     driven = drive(config, "rl", leg, inputs, steps=steps)

@@ -4,17 +4,30 @@ from components.config.campaign import CampaignConfig, EvaluationConfig, RlConfi
 from components.config.layout import KernelsConfig, LayoutConfig, layout_problems
 from components.config.load import digest, load, validate
 from components.config.model import HybridConfig, ModelConfig
+from components.config.ppo import (
+    ClippedValueConfig,
+    CorrectionsConfig,
+    CriticConfig,
+    CriticWarmupConfig,
+    HlGaussConfig,
+    PpoConfig,
+)
 from components.config.rollout import HarnessConfig, RewardConfig, RolloutConfig, SandboxConfig
 from components.config.sampler import PublishConfig, SamplerConfig, SGLangConfig
-from components.config.training import OptimizerConfig, PpoConfig, SupervisedConfig, TrainerConfig
+from components.config.training import OptimizerConfig, SupervisedConfig, TrainerConfig
 from components.config.world import DemonstrationConfig, HabitConfig, PoolConfig
 
 __all__ = [
     "CampaignConfig",
+    "ClippedValueConfig",
+    "CorrectionsConfig",
+    "CriticConfig",
+    "CriticWarmupConfig",
     "DemonstrationConfig",
     "EvaluationConfig",
     "HabitConfig",
     "HarnessConfig",
+    "HlGaussConfig",
     "HybridConfig",
     "KernelsConfig",
     "LayoutConfig",

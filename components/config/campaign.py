@@ -8,10 +8,11 @@ from pydantic import Field, model_validator
 
 from components.config.layout import layout_problems
 from components.config.model import ModelConfig
+from components.config.ppo import PpoConfig
 from components.config.rollout import HarnessConfig, RewardConfig, RolloutConfig, SandboxConfig
 from components.config.sampler import PublishConfig, SamplerConfig
 from components.config.section import Section
-from components.config.training import PpoConfig, SupervisedConfig, TrainerConfig
+from components.config.training import SupervisedConfig, TrainerConfig
 from components.config.world import PoolConfig
 
 
@@ -65,8 +66,7 @@ class CampaignConfig(Section):
             problems.append("base is required when model.path is absent and refused when it is set")
         if self.evaluation.trials > self.pool.heldout_tasks or self.evaluation.leg_trials > self.pool.heldout_tasks:
             problems.append(f"evaluation asks for more trials than pool.heldout_tasks ({self.pool.heldout_tasks})")
-        if self.rollout.batch > self.pool.train_tasks:
-            problems.append(f"rollout.batch {self.rollout.batch} exceeds pool.train_tasks {self.pool.train_tasks}")
+        problems += self._batch_problems()
         wall, context = self.harness.max_context_tokens, self.sampler.context_tokens
         if wall > context:
             problems.append(f"harness.max_context_tokens {wall} exceeds sampler.context_tokens {context}")
@@ -77,10 +77,30 @@ class CampaignConfig(Section):
         if wall > self.trainer.micro_batch_tokens:
             problems.append(f"trainer.micro_batch_tokens cannot hold a trajectory of {wall} tokens")
         problems += layout_problems(self.trainer.layout, self.model)
+        if self.ppo.algorithm == "gspo" and self.trainer.layout.cp > 1:
+            problems.append("ppo.algorithm gspo needs whole streams, trainer.layout.cp cuts them: set it to 1")
         stages = {"base": self.base and self.base.optimizer, "sft": self.sft.optimizer, "ppo.actor": self.ppo.actor}
+        stages["ppo.critic"] = self.ppo.critic and self.ppo.critic.optimizer
         muon = [name for name, optimizer in stages.items() if optimizer and optimizer.kind == "muon"]
         if self.trainer.distributed_optimizer and muon:
             problems.append(f"trainer.distributed_optimizer cuts matrices that muon needs whole ({', '.join(muon)})")
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def _batch_problems(self) -> list[str]:
+        """Whether a batch is made of whole groups of distinct tasks."""
+        batch, group = self.rollout.batch, self.ppo.group_size
+        problems = []
+        if batch % group:
+            problems.append(f"rollout.batch {batch} is not a multiple of ppo.group_size {group}")
+        if batch > group * self.pool.train_tasks:
+            problems.append(
+                f"rollout.batch {batch} needs {batch // group} tasks, pool.train_tasks is {self.pool.train_tasks}"
+            )
+        warmup = self.ppo.warmup
+        if warmup and batch > group * warmup.tasks:
+            problems.append(
+                f"rollout.batch {batch} needs {batch // group} tasks, ppo.critic.warmup.tasks is {warmup.tasks}"
+            )
+        return problems

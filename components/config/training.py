@@ -1,4 +1,4 @@
-"""How weights are changed: optimizers, pretraining, SFT, PPO, the trainer's backend."""
+"""How weights are changed: optimizers, pretraining, SFT, the trainer's backend."""
 
 from __future__ import annotations
 
@@ -45,22 +45,6 @@ class SupervisedConfig(Section):
     aux_loss_coef: float = Field(0.005, ge=0)
     """Load-balancing coefficient a layer. Always 0 in RL: it would fight replayed routing."""
     demonstrations: DemonstrationConfig
-
-
-class PpoConfig(Section):
-    """PPO with a full-size critic (paper 4.5, 5)."""
-
-    actor: OptimizerConfig
-    critic: OptimizerConfig
-    clip: float = Field(0.2, gt=0)
-    value_clip: float = Field(0.2, gt=0)
-    gamma: float = Field(1.0, gt=0, le=1)
-    lam: float = Field(1.0, ge=0, le=1)
-    whiten_advantages: bool = False
-    """Off in the paper. The miniature sets it: 64 trajectories a step, against 512."""
-    critic_only_steps: int = Field(2, ge=0)
-    value_scale: float = Field(1.0, gt=0)
-    """Factor of the value loss before clipping by max_grad_norm."""
 
 
 class TrainerConfig(Section):

@@ -53,14 +53,15 @@ class Rollouts:
         world = await self._open()
         config = self._config.rollout
         at = Cursor(**cursor)
-        wanted = round((1 + config.oversample + SPARE_SHARE) * config.batch)
+        group = self._config.ppo.group_size
+        wanted = round((1 + config.oversample + SPARE_SHARE) * config.batch / group)
         refs, _ = self._pool.draw(at, min(wanted, len(self._pool)))
         tasks = [self._load(ref.task_id) for ref in refs]
 
         async def run(attempt: Attempt[Task]) -> Trial:
             return await world.run(attempt, Sampling(temperature=config.temperature), capture=True)
 
-        result = await run_step(tasks, campaign=self._campaign, step=step, config=config, run_trial=run)
+        result = await run_step(tasks, campaign=self._campaign, step=step, config=config, run_trial=run, group=group)
         _require_version(result.trials, version)
         batch = assemble(
             result.trials, world.tokenizer, self._config.reward, num_experts=self._config.model.num_experts

@@ -76,18 +76,17 @@ def host(config: CampaignConfig, memory: int | None = None) -> HostReport:
         memory: bytes of the machine; None for the one that we are on.
     """
     actor = ModelShape.of(config.model)
-    critic = actor.parameters
-    if config.model.tie_word_embeddings:
-        critic += config.model.vocab_size * config.model.hidden_size
     tokens = config.harness.max_context_tokens
     # Ranks have processes of their own; the job that drives them imports what they import.
     ranks = config.trainer.layout.world
-    trained = {"actor": actor.parameters, "critic": critic}
-    kinds = {"actor": config.ppo.actor.kind, "critic": config.ppo.critic.kind}
+    trained = {"actor": (actor.parameters, config.ppo.actor.kind)}
+    if config.ppo.critic is not None:
+        own_embedding = config.model.vocab_size * config.model.hidden_size if config.model.tie_word_embeddings else 0
+        trained["critic"] = (actor.parameters + own_embedding, config.ppo.critic.optimizer.kind)
     terms = {
         "services": SERVICES,
         "trainer": PROCESS * (ranks + (ranks > 1)),
-        **{name: FP32 * (2 + MOMENTS[kinds[name]]) * float(count) for name, count in trained.items()},
+        **{name: FP32 * (2 + MOMENTS[kind]) * float(count) for name, (count, kind) in trained.items()},
         # The snapshot of the generating version, and the current weights while it stands in for them.
         "snapshot": 2.0 * FP32 * actor.parameters,
         "activations": float(actor.layers * actor.work_bytes_per_token * tokens),

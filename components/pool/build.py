@@ -23,14 +23,23 @@ RECIPE = "recipe.json"
 """What a generated pool was made from, beside its index."""
 
 
-def build_pool(config: PoolConfig, split: Split, *, seed: int, count: int, folder: Path) -> Pool:
+def build_pool(config: PoolConfig, split: Split, *, seed: int, count: int, folder: Path, skip: int = 0) -> Pool:
     """Generates `count` tasks of `split` into `folder` and indexes them; opens the pool when it is already there.
+
+    `skip` passes over as many tasks first: two pools of one split and seed share no content when their ranges do not.
 
     Raises:
         TaskError: `folder` exists and is not this pool.
     """
     bounds = [config.min_subtasks, config.max_subtasks]
-    recipe = {"generator": GENERATOR_VERSION, "split": split.value, "seed": seed, "count": count, "subtasks": bounds}
+    recipe: dict[str, object] = {
+        "generator": GENERATOR_VERSION,
+        "split": split.value,
+        "seed": seed,
+        "skip": skip,
+        "count": count,
+    }
+    recipe["subtasks"] = bounds
     if folder.exists():
         _require_same(folder, recipe)
         return Pool(folder)
@@ -39,7 +48,7 @@ def build_pool(config: PoolConfig, split: Split, *, seed: int, count: int, folde
     shutil.rmtree(building.parent, ignore_errors=True)
     try:
         building.mkdir(parents=True)
-        for task in islice(generate(config, split, seed=seed), count):
+        for task in islice(generate(config, split, seed=seed), skip, skip + count):
             write_task(task, building / task.task_id)
         index_folder(building)
         (building / RECIPE).write_text(json.dumps(recipe))

@@ -1,4 +1,4 @@
-"""Advantages: masked generalised advantage estimation (paper Eq 16) and the per-group baseline.
+"""Masked generalised advantage estimation (paper Eq 16).
 
 Invariant: only trainable tokens are steps of the decision process. The successor of a trainable token is the next
 trainable token of its row, so an observation is neither bootstrapped from nor discounted over, and a reward that stands
@@ -23,12 +23,9 @@ Float64 = NDArray[np.float64]
 BLOCK = 16
 """Tokens scanned by one row of the matrix product; more costs flops, fewer costs levels. Measured best of 8 to 64."""
 
-SAME = 1e-6
-"""A group whose deviation is below this share of its magnitude differs by rounding alone: it carries no signal."""
-
 
 def advantages(
-    rewards_BN: Tensor, values_BN: Tensor, mask_BN: Tensor, *, gamma: float, lam: float
+    rewards_BN: Tensor, values_BN: Tensor, mask_BN: Tensor, *, gamma: float, lam: float | Tensor
 ) -> tuple[Tensor, Tensor]:
     """Masked advantages and returns (Eq 16); both are 0 where the mask is 0.
 
@@ -37,24 +34,28 @@ def advantages(
         values_BN: V_old before each token is sampled. Values on observations are never read.
         mask_BN: nonzero on trainable tokens.
         gamma: discount a trainable token.
-        lam: trace decay a trainable token.
+        lam: trace decay a trainable token; one number, or one a row ([B]).
 
     Returns:
         Advantages and returns (advantages + values), in the values' precision, at least float32.
+
+    Raises:
+        ValueError: shapes differ, or a discount lies outside [0, 1].
     """
     if not rewards_BN.shape == values_BN.shape == mask_BN.shape or mask_BN.ndim != 2:
         shapes = [list(x.shape) for x in (rewards_BN, values_BN, mask_BN)]
         raise ValueError(f"rewards, values and mask must share one shape [B, N], got {shapes}")
-    if not (0 <= gamma <= 1 and 0 <= lam <= 1):
+    lam_B = torch.as_tensor(lam, dtype=torch.float64).expand(len(mask_BN)).tolist()
+    if not all(0 <= x <= 1 for x in (gamma, *lam_B)):
         raise ValueError(f"gamma and lambda must lie in [0, 1], got {gamma} and {lam}")
     dtype = torch.promote_types(values_BN.dtype, torch.float32)
     rewards, values, mask = (x.detach().cpu() for x in (rewards_BN.to(dtype), values_BN.to(dtype), mask_BN.bool()))
     advantages_BN, returns_BN = torch.zeros_like(values), torch.zeros_like(values)
     rows = (x.numpy() for x in (rewards, values, mask, advantages_BN, returns_BN))
-    for rewards_N, values_N, mask_N, row_advantages_N, row_returns_N in zip(*rows, strict=True):
+    for row_lam, rewards_N, values_N, mask_N, row_advantages_N, row_returns_N in zip(lam_B, *rows, strict=True):
         steps = slice(None) if mask_N.all() else np.flatnonzero(mask_N)
         values_S = values_N[steps].astype(np.float64)
-        returns_S = _returns(_step_rewards(rewards_N, steps), values_S, gamma, lam)
+        returns_S = _returns(_step_rewards(rewards_N, steps), values_S, gamma, row_lam)
         row_returns_N[steps] = returns_S.astype(values_N.dtype)
         row_advantages_N[steps] = (returns_S - values_S).astype(values_N.dtype)
     return advantages_BN.to(values_BN.device), returns_BN.to(values_BN.device)
@@ -70,23 +71,13 @@ def place_terminal(rewards_B: Tensor, mask_BN: Tensor) -> Tensor:
     return rewards_BN.scatter_(1, last_B[:, None], earned_B[:, None])
 
 
-def group_advantages(rewards_B: Tensor, group_ids_B: Tensor) -> Tensor:
-    """GRPO's baseline: (reward - group mean) / group deviation, each group by itself.
+def length_adaptive_lambda(mask_BN: Tensor, alpha: float) -> Tensor:
+    """float64[B]: λ = 1 - 1/(α l) of a row with l trainable tokens, at least 0 (VAPO, arXiv 2504.05118).
 
-    The deviation is the unbiased one. A group of one, or of equal rewards, carries no signal and gets exactly 0.
+    The trace of a long row then reaches over a fixed share of it, where one λ for all would soon fade.
     """
-    rewards = rewards_B.double()
-    _, group_B, size_G = torch.unique(group_ids_B, return_inverse=True, return_counts=True)
-
-    def group_sum(x_B: Tensor) -> Tensor:
-        return torch.zeros(len(size_G), dtype=torch.float64, device=x_B.device).index_add_(0, group_B, x_B)
-
-    mean_G = group_sum(rewards) / size_G
-    centred_B = rewards - mean_G[group_B]
-    deviation_G = (group_sum(centred_B.square()) / (size_G - 1).clamp(min=1)).sqrt()
-    flat_G = deviation_G <= SAME * mean_G.abs()
-    scaled_B = torch.where(flat_G[group_B], 0.0, centred_B / deviation_G[group_B])
-    return scaled_B.to(torch.promote_types(rewards_B.dtype, torch.float32))
+    length_B = mask_BN.bool().sum(1).double()
+    return (1 - 1 / (alpha * length_B)).clamp(min=0)
 
 
 def moments(values: Tensor, mask: Tensor) -> tuple[float, float]:

@@ -2,9 +2,11 @@
 
 It does no I/O and reads no clock: `now` is an argument. Invariants (tested as a state machine):
 - launched = admitted + cancelled + faulted + alive, always;
-- at most `batch` trials are admitted, one a task; at most `concurrency` are alive; starts keep to the token bucket;
-- alive + admitted never exceeds ⌈(1+ς)·batch⌉, so that a fault, and only a fault, makes room for another launch;
-- a task whose launch faulted is launched again before a new one, `max_attempts` times in all, then replaced.
+- at most `batch` trials are admitted, `group` a task; at most `concurrency` are alive; starts keep to the token bucket;
+- alive + admitted never exceeds ⌈(1+ς)·batch⌉, in whole groups, so that a fault, and only a fault, makes room for
+  another launch;
+- a trial whose launch faulted is launched again before a new one, `max_attempts` times in all, then replaced. The
+  others of its group stay: a fault costs one trial, never a group.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ class Plan:
     """The numbers one step is scheduled by."""
 
     batch: int
+    group: int
+    """Trials of one task."""
     target: int
     concurrency: int
     starts_per_s: float
@@ -30,22 +34,24 @@ class Plan:
     def of(
         batch: int,
         *,
+        group: int,
         oversample: float,
         concurrency: int,
         starts_per_s: float,
         max_attempts: int,
         max_fault_share: float,
     ) -> Plan:
-        target = math.ceil(round((1 + oversample) * batch, 6))
-        return Plan(batch, target, concurrency, starts_per_s, max_attempts, max_fault_share)
+        groups = math.ceil(round((1 + oversample) * batch / group, 6))
+        return Plan(batch, group, groups * group, concurrency, starts_per_s, max_attempts, max_fault_share)
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Start an attempt (from 1) at the task of this index."""
+    """Start an attempt (from 1) at the task of this index, for the member (from 0) of its group."""
 
     task: int
     attempt: int
+    member: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,8 @@ class StepScheduler:
         self.plan = plan
         self.consumed = 0
         """Tasks of the supply that were launched at least once."""
+        self._members = plan.group
+        """Of the last consumed task, how many trials were launched."""
         self.launched = 0
         self.admitted = 0
         self.cancelled = 0
@@ -143,7 +151,7 @@ class StepScheduler:
         self._end(launch)
         self.faulted += 1
         if launch.attempt < self.plan.max_attempts:
-            self._again.append(Launch(launch.task, launch.attempt + 1))
+            self._again.append(Launch(launch.task, launch.attempt + 1, launch.member))
 
     def cancelled_by(self, launch: Launch) -> None:
         """A trial was cancelled before it ended."""
@@ -155,6 +163,8 @@ class StepScheduler:
             return None
         if self._again:
             return self._again[0]
+        if self._members < self.plan.group:
+            return Launch(self.consumed - 1, 1, self._members)
         return Launch(self.consumed, 1) if self.consumed < self._tasks else None
 
     def _start(self, launch: Launch, now: float) -> None:
@@ -162,7 +172,7 @@ class StepScheduler:
         if self._again and self._again[0] == launch:
             self._again.popleft()
         else:
-            self.consumed += 1
+            self.consumed, self._members = launch.task + 1, launch.member + 1
         self.launched += 1
         self.alive.add(launch)
 

@@ -67,9 +67,10 @@ def trial_id(campaign: str, step: int, task_id: str, attempt: int) -> str:
     return hashlib.sha256(f"{campaign}\0{step}\0{task_id}\0{attempt}".encode()).hexdigest()[:16]
 
 
-def plan_of(config: RolloutConfig) -> Plan:
+def plan_of(config: RolloutConfig, group: int = 1) -> Plan:
     return Plan.of(
         config.batch,
+        group=group,
         oversample=config.oversample,
         concurrency=config.concurrency,
         starts_per_s=config.starts_per_s,
@@ -79,17 +80,23 @@ def plan_of(config: RolloutConfig) -> Plan:
 
 
 async def run_step(
-    tasks: Sequence[T], *, campaign: str, step: int, config: RolloutConfig, run_trial: RunTrial[T]
+    tasks: Sequence[T],
+    *,
+    campaign: str,
+    step: int,
+    config: RolloutConfig,
+    run_trial: RunTrial[T],
+    group: int = 1,
 ) -> StepResult:
-    """Launches ⌈(1+ς)B⌉ trials, admits the first B that complete and cancels the rest.
+    """Launches ⌈(1+ς)B⌉ trials, `group` a task, admits the first B that complete and cancels the rest.
 
-    `tasks` is the supply in the order of use; those past ⌈(1+ς)B⌉ replace tasks whose launches keep faulting.
+    `tasks` is the supply in the order of use; those past what is launched replace tasks whose launches keep faulting.
 
     Raises:
         InfraFault: too large a share of the trials faulted, or no trial could be completed; the commonest cause is
             named. Everything launched has ended by then.
     """
-    shell = _Step(tasks, campaign, step, config, run_trial)
+    shell = _Step(tasks, campaign, step, config, run_trial, group)
     try:
         finish = await shell.drive()
     finally:
@@ -103,12 +110,12 @@ async def run_step(
 
 class _Step(Generic[T]):
     def __init__(
-        self, tasks: Sequence[T], campaign: str, step: int, config: RolloutConfig, run_trial: RunTrial[T]
+        self, tasks: Sequence[T], campaign: str, step: int, config: RolloutConfig, run_trial: RunTrial[T], group: int
     ) -> None:
         self.started = time.monotonic()
         self.ledger = Ledger(step)
         self.trials: list[Trial] = []
-        self.scheduler = StepScheduler(plan_of(config), len(tasks), self.started)
+        self.scheduler = StepScheduler(plan_of(config, group), len(tasks), self.started)
         self._tasks = tasks
         self._earlier = _occurrences(tasks)
         self._campaign = campaign
@@ -153,7 +160,8 @@ class _Step(Generic[T]):
 
     def _launch(self, launch: Launch) -> None:
         task = self._tasks[launch.task]
-        number = self._earlier[launch.task] * self.scheduler.plan.max_attempts + launch.attempt
+        plan = self.scheduler.plan
+        number = (self._earlier[launch.task] * plan.group + launch.member) * plan.max_attempts + launch.attempt
         name = trial_id(self._campaign, self._step, task.ref.task_id, number)
         attempt = Attempt(task, name, number)
         self.ledger.launch(name, task.ref, number, retry=launch.attempt > 1)

@@ -89,6 +89,7 @@ class MicroBatch:
         rows_M: int64, the positions among T whose next token is trainable.
         places_M: int64, the same positions among the streams laid end to end.
         targets_M: int64, those next tokens.
+        streams_M: int64, the place in `streams` of the stream that each of them belongs to.
         routing_LRK: the recorded experts of the rows that the rank's routers see, -1 at padding; None to route freely.
     """
 
@@ -101,6 +102,7 @@ class MicroBatch:
     rows_M: Tensor
     places_M: Tensor
     targets_M: Tensor
+    streams_M: Tensor
     routing_LRK: Tensor | None
 
 
@@ -141,6 +143,11 @@ def trainable(samples: Sequence[Sample]) -> int:
     if not tokens:
         raise RecordError("the batch has no trainable token")
     return tokens
+
+
+def trainable_streams(samples: Sequence[Sample]) -> int:
+    """Streams of the whole batch that have a trainable token, whoever works on them."""
+    return sum(bool(sample.loss_mask[1:].any()) for sample in samples)
 
 
 def gather(batch: MicroBatch, arrays: Sequence[NDArray[np.float32]]) -> Tensor:
@@ -203,6 +210,7 @@ def _micro_batch(
         rows_M=torch.from_numpy(rows),
         places_M=torch.from_numpy(index[rows]),
         targets_M=torch.from_numpy(following[index[rows]]),
+        streams_M=torch.from_numpy(np.searchsorted(np.cumsum(lengths), index[rows], side="right")),
         routing_LRK=_routing(samples, chosen, router_rows(index, share)) if replay else None,
     )
 

@@ -18,6 +18,9 @@ from torch import Tensor
 from components.errors import RecordError
 from components.records import Float32, Sample
 
+Level = Literal["token", "sequence"]
+"""What has a ratio of its own in the policy loss."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LearnItem:
@@ -26,9 +29,9 @@ class LearnItem:
     Attributes:
         sample: the stream.
         advantages_N: advantage of each sampled token.
-        returns_N: return of each sampled token, the critic's target.
         old_logprobs_N: log-probs under the behaviour snapshot, by this trainer.
-        old_values_N: the critic's values before this step's update.
+        returns_N: return of each sampled token, the critic's target; None without a critic.
+        old_values_N: the critic's values before this step's update; None without a critic.
 
     Raises:
         RecordError: an array does not fit the tokens.
@@ -36,13 +39,14 @@ class LearnItem:
 
     sample: Sample
     advantages_N: Float32
-    returns_N: Float32
     old_logprobs_N: Float32
-    old_values_N: Float32
+    returns_N: Float32 | None = None
+    old_values_N: Float32 | None = None
 
     def __post_init__(self) -> None:
         name = f"item {self.sample.trial_id}/{self.sample.chunk}"
-        arrays = (self.advantages_N, self.returns_N, self.old_logprobs_N, self.old_values_N)
+        given = (self.advantages_N, self.old_logprobs_N, self.returns_N, self.old_values_N)
+        arrays = [array for array in given if array is not None]
         lengths = [len(array) for array in arrays]
         if any(length != len(self.sample.tokens) for length in lengths):
             raise RecordError(f"{name}: arrays of {lengths} for {len(self.sample.tokens)} tokens")
@@ -67,26 +71,36 @@ class Trainer(Protocol):
         """float32[N] a sample: the critic's value before each sampled token."""
         ...
 
-    def critic_step(self, items: Sequence[LearnItem], *, value_clip: float, scale: float) -> dict[str, float]:
-        """One step on `scale` times the clipped value loss (Eq 17)."""
+    def critic_step(self, items: Sequence[LearnItem]) -> dict[str, float]:
+        """One step on the value loss that the critic was built for (Eq 17, or HL-Gauss)."""
         ...
 
     def actor_step(
-        self, items: Sequence[LearnItem], *, clip: float, temperature: float, replay: bool = True
+        self,
+        items: Sequence[LearnItem],
+        *,
+        clip: float,
+        temperature: float,
+        level: Level = "token",
+        replay: bool = True,
     ) -> dict[str, float]:
-        """One step on the clipped policy loss (Eq 18)."""
+        """One step on the clipped policy loss: a ratio a `token` (Eq 18), or one a `sequence` (GSPO)."""
         ...
 
     def rotate(self) -> None:
         """The behaviour snapshot becomes the current actor."""
         ...
 
-    def load_hf(self, folder: Path, *, what: Literal["actor", "critic_from_actor"] = "actor") -> None:
-        """Takes weights from a Hugging Face folder, for the actor, or for the critic's trunk with a head of zeros."""
+    def load_hf(self, folder: Path, *, what: Literal["actor", "critic", "critic_from_actor"] = "actor") -> None:
+        """Takes weights, and nothing else, from a Hugging Face folder.
+
+        `actor` and `critic` take what `save_hf` wrote of the same; `critic_from_actor` takes an actor's trunk and gives
+        the critic a head of zeros.
+        """
         ...
 
-    def save_hf(self, folder: Path) -> None:
-        """Writes the actor as a Hugging Face folder, atomically."""
+    def save_hf(self, folder: Path, *, what: Literal["actor", "critic"] = "actor") -> None:
+        """Writes the weights of a model as a Hugging Face folder, atomically."""
         ...
 
     def stream_hf(self) -> Iterator[tuple[str, Tensor]]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from components.config import ModelConfig, OptimizerConfig
+from components.config import CriticConfig, HlGaussConfig, ModelConfig, OptimizerConfig
 from components.errors import CheckpointError, RecordError
 from components.records import Float32, Sample
 from components.routing import checksum
@@ -18,6 +18,7 @@ from components.trainer import LearnItem, Trainer
 
 ADAM = OptimizerConfig(lr=1e-3, weight_decay=0.1)
 MUON = OptimizerConfig(kind="muon", lr=1e-3, matrix_lr=5e-3, weight_decay=0.1, warmup_steps=3)
+CRITIC = CriticConfig(optimizer=ADAM)
 
 Make = Callable[..., Trainer]
 """make(actor=..., critic=..., micro_batch_tokens=..., seed=...) -> Trainer"""
@@ -45,7 +46,7 @@ def items(trainer: Trainer, samples: Sequence[Sample], *, gain: float = 1.0, tar
     old = trainer.logprobs(samples, weights="behaviour", replay=True, temperature=1.0)
     values = trainer.values(samples)
     return [
-        LearnItem(sample, np.full_like(logprobs, gain), np.full_like(logprobs, target), logprobs, value)
+        LearnItem(sample, np.full_like(logprobs, gain), logprobs, np.full_like(logprobs, target), value)
         for sample, logprobs, value in zip(samples, old, values, strict=True)
     ]
 
@@ -68,7 +69,7 @@ class TrainerSuite:
     def test_arrays_are_aligned_with_the_tokens_and_zero_where_nothing_was_sampled(
         self, make: Make, samples: list[Sample]
     ) -> None:
-        trainer = make(critic=ADAM)
+        trainer = make(critic=CRITIC)
         for arrays in (current(trainer, samples), trainer.values(samples)):
             for array, sample in zip(arrays, samples, strict=True):
                 assert array.dtype == np.float32
@@ -114,7 +115,7 @@ class TrainerSuite:
         self, make: Make, samples: list[Sample]
     ) -> None:
         for gain in (1.0, -1.0):
-            trainer = make(critic=ADAM)
+            trainer = make(critic=CRITIC)
             learn = items(trainer, samples, gain=gain)
             before = total(current(trainer, samples))
             metrics = trainer.actor_step(learn, clip=0.2, temperature=1.0)
@@ -125,27 +126,41 @@ class TrainerSuite:
             assert {"clip_frac", "approx_kl", "grad_norm"} <= metrics.keys()
 
     def test_value_steps_bring_the_values_to_the_returns(self, make: Make, samples: list[Sample]) -> None:
-        trainer = make(critic=OptimizerConfig(lr=1e-2, weight_decay=0))
+        trainer = make(critic=CriticConfig(optimizer=OptimizerConfig(lr=1e-2, weight_decay=0)))
         assert total(trainer.values(samples)) == 0  # a fresh head predicts nothing
         for _ in range(30):
-            metrics = trainer.critic_step(items(trainer, samples, target=0.5), value_clip=0.2, scale=1.0)
+            metrics = trainer.critic_step(items(trainer, samples, target=0.5))
         assert metrics["loss"] < 0.01
         assert {"clip_frac", "grad_norm"} <= metrics.keys()
         values = np.concatenate([v[s.loss_mask] for v, s in zip(trainer.values(samples), samples, strict=True)])
         np.testing.assert_allclose(values, 0.5, atol=0.2)
 
+    def test_a_critic_of_bins_learns_the_returns_too(self, make: Make, samples: list[Sample]) -> None:
+        loss = HlGaussConfig(kind="hl_gauss", bins=21, low=-0.5, high=1.5)
+        trainer = make(critic=CriticConfig(optimizer=OptimizerConfig(lr=1e-2, weight_decay=0), loss=loss))
+        before = np.concatenate([v[s.loss_mask] for v, s in zip(trainer.values(samples), samples, strict=True)])
+        np.testing.assert_allclose(before, 0.5, atol=1e-5)  # all bins alike: the middle
+        losses = []
+        for _ in range(30):
+            metrics = trainer.critic_step(items(trainer, samples, target=0.9))
+            losses.append(metrics["loss"])
+        assert losses[-1] < losses[0]
+        assert {"square_error", "outside_bins", "grad_norm"} <= metrics.keys()
+        after = np.concatenate([v[s.loss_mask] for v, s in zip(trainer.values(samples), samples, strict=True)])
+        np.testing.assert_allclose(after, 0.9, atol=0.15)
+
     def test_actor_and_critic_do_not_share_weights(self, make: Make, samples: list[Sample]) -> None:
-        trainer = make(critic=ADAM)
+        trainer = make(critic=CRITIC)
         learn = items(trainer, samples)
         policy = current(trainer, samples)
-        trainer.critic_step(learn, value_clip=0.2, scale=1.0)
+        trainer.critic_step(learn)
         assert same(policy, current(trainer, samples))
         values = trainer.values(samples)
         trainer.actor_step(learn, clip=0.2, temperature=1.0)
         assert same(values, trainer.values(samples))
 
     def test_the_behaviour_snapshot_moves_only_when_rotated(self, make: Make, samples: list[Sample]) -> None:
-        trainer = make(critic=ADAM)
+        trainer = make(critic=CRITIC)
         learn = items(trainer, samples)
         trainer.actor_step(learn, clip=0.2, temperature=1.0)
         old = trainer.logprobs(samples, weights="behaviour", replay=True, temperature=1.0)
@@ -156,22 +171,25 @@ class TrainerSuite:
         assert same(new, trainer.logprobs(samples, weights="behaviour", replay=True, temperature=1.0))
         assert same(new, current(trainer, samples))
 
-    @pytest.mark.parametrize("step", ["sft", "actor", "critic"])
+    @pytest.mark.parametrize("step", ["sft", "actor", "sequence", "critic", "bins"])
     def test_how_a_batch_is_cut_does_not_change_the_step(
         self, make: Make, samples: list[Sample], tmp_path: Path, step: str
     ) -> None:
         # Adam's first step turns a gradient into its sign, so rounding of one near zero shows: keep the rate small.
         adam = OptimizerConfig(lr=2e-4, weight_decay=0.1)
+        bins = HlGaussConfig(kind="hl_gauss", bins=11)
+        critic = CriticConfig(optimizer=adam, loss_scale=3.0, **({"loss": bins} if step == "bins" else {}))
         results = []
         for capacity in (128, 8_192):
-            trainer = make(actor=adam, critic=adam, micro_batch_tokens=capacity)
+            trainer = make(actor=adam, critic=critic, micro_batch_tokens=capacity)
             batch = [*samples, *samples[1:]]
             if step == "sft":
                 metrics = trainer.sft_step(batch, lr_share=1.0, aux_loss_coef=0.0)
-            elif step == "actor":
-                metrics = trainer.actor_step(items(trainer, batch), clip=0.2, temperature=0.7)
+            elif step in ("actor", "sequence"):
+                level = "token" if step == "actor" else "sequence"
+                metrics = trainer.actor_step(items(trainer, batch), clip=0.2, temperature=0.7, level=level)
             else:
-                metrics = trainer.critic_step(items(trainer, batch), value_clip=0.2, scale=3.0)
+                metrics = trainer.critic_step(items(trainer, batch))
             trainer.save_hf(tmp_path / f"{step}-{capacity}")
             weights = load_file(tmp_path / f"{step}-{capacity}" / "model.safetensors")
             results.append((metrics, weights, trainer.values(samples)))
@@ -199,16 +217,16 @@ class TrainerSuite:
             metrics = []
             for _ in range(count):
                 learn = items(trainer, samples)
-                metrics.append(trainer.critic_step(learn, value_clip=0.2, scale=1.0))
+                metrics.append(trainer.critic_step(learn))
                 metrics.append(trainer.actor_step(learn, clip=0.2, temperature=1.0))
             return metrics
 
-        first = make(actor=actor, critic=ADAM)
+        first = make(actor=actor, critic=CRITIC)
         steps(first, 2)
         first.rotate()
         steps(first, 1)
         first.save(tmp_path / "state")
-        second = make(actor=actor, critic=ADAM, seed=99)
+        second = make(actor=actor, critic=CRITIC, seed=99)
         second.load(tmp_path / "state")
         assert steps(first, 2) == steps(second, 2)
         assert same(current(first, samples), current(second, samples))
@@ -217,19 +235,43 @@ class TrainerSuite:
     def test_weights_travel_through_a_hugging_face_folder(
         self, make: Make, samples: list[Sample], tmp_path: Path
     ) -> None:
-        first, second = make(seed=1), make(critic=ADAM, seed=2)
+        first, second = make(seed=1), make(critic=CRITIC, seed=2)
         first.save_hf(tmp_path / "model")
         second.load_hf(tmp_path / "model")
         assert same(current(first, samples), current(second, samples))
         assert same(current(first, samples), trainer_behaviour(second, samples))
-        second.critic_step(items(second, samples), value_clip=0.2, scale=1.0)
+        second.critic_step(items(second, samples))
         second.load_hf(tmp_path / "model", what="critic_from_actor")
         assert total(second.values(samples)) == 0
+
+    def test_a_critics_folder_carries_its_weights_and_nothing_of_its_optimizer(
+        self, make: Make, samples: list[Sample], tmp_path: Path
+    ) -> None:
+        # NeMo-RL #4213/#3821: a warm-started critic went on with another run's Adam moments and learning rate step.
+        warming = CriticConfig(optimizer=OptimizerConfig(lr=1e-2, weight_decay=0, warmup_steps=50))
+        first = make(critic=warming)
+        for _ in range(3):
+            first.critic_step(items(first, samples))
+        first.save_hf(tmp_path / "critic", what="critic")
+        warm, other = make(critic=warming, seed=1), make(critic=warming, seed=2)
+        for trainer in (warm, other):
+            trainer.load_hf(tmp_path / "critic", what="critic")
+            assert same(trainer.values(samples), first.values(samples))
+        fresh, continued = items(warm, samples), items(first, samples)
+        warm.critic_step(fresh)
+        other.critic_step(fresh)
+        assert same(warm.values(samples), other.values(samples))
+        first.critic_step(continued)
+        step = [
+            np.abs(np.concatenate(t.values(samples)) - np.concatenate([i.old_values_N for i in fresh])).max()
+            for t in (warm, first)
+        ]
+        assert step[0] < step[1]  # the first step of a fresh schedule, not the fourth of another run's
 
     def test_a_broken_folder_is_named_and_changes_nothing(
         self, make: Make, samples: list[Sample], tmp_path: Path
     ) -> None:
-        trainer = make(critic=ADAM)
+        trainer = make(critic=CRITIC)
         before = current(trainer, samples)
         trainer.save_hf(tmp_path / "model")
         trainer.save(tmp_path / "state")

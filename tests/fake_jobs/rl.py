@@ -10,6 +10,8 @@ def stage(store, spec):
     inputs, count = spec["inputs"], spec["config"]["rl"]["leg_steps"]
     assert store.exists(inputs["checkpoint"])
     assert inputs["state"] is None or store.exists(inputs["state"])
+    assert inputs["critic"] is None or store.exists(inputs["critic"])
+    assert (inputs["critic"] is None) == (spec["config"]["ppo"]["critic"]["warmup"] is None or spec["index"] > 1)
     steps = range(inputs["first_step"], inputs["first_step"] + count)
     prefix = f"campaigns/{spec['campaign']}/rl"
     for step in steps:

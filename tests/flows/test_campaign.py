@@ -96,18 +96,19 @@ def eventually(condition: Callable[[], bool], within_s: float = 300.0) -> None:
 
 def test_a_campaign_survives_the_death_of_its_job_and_of_its_flow_and_logs_no_step_twice(campaign: Campaign) -> None:
     (campaign.folder / "slow").touch()
-    first = campaign.start("rl.legs=1", "rl.leg_steps=4")
+    overrides = ("rl.legs=1", "rl.leg_steps=4", "ppo.critic.warmup={steps: 2, tasks: 64}")
+    first = campaign.start(*overrides)
     eventually(lambda: campaign.committed(0))
     os.kill(campaign.job_pid("begin rl-1"), signal.SIGKILL)
     eventually(lambda: campaign.trace().count("begin rl-1") == 2)
     first.send_signal(signal.SIGKILL)
     first.wait()
 
-    code, output = campaign.run("rl.legs=1", "rl.leg_steps=4")
+    code, output = campaign.run(*overrides)
     assert code == 0, campaign.errors()
     trace = campaign.trace()
     assert trace.count("begin rl-1") == 2, "the second flow attached to the running job"
-    assert [trace.count(f"begin {stage}-0") for stage in ("curate", "base", "sft")] == [1, 1, 1]
+    assert [trace.count(f"begin {stage}-0") for stage in ("curate", "base", "sft", "warmup")] == [1] * 4
 
     *_, last = output.strip().splitlines()
     results = json.loads(last)
@@ -124,11 +125,14 @@ def test_a_campaign_survives_the_death_of_its_job_and_of_its_flow_and_logs_no_st
     run = tracker.stage(parent, "rl", {})
     history = tracker.client.get_metric_history(run.run_id, "rollout/reward_mean")
     assert sorted(item.step for item in history) == [0, 1, 2, 3]
+    warm = tracker.stage(parent, "warmup", {})
+    history = tracker.client.get_metric_history(warm.run_id, "rollout/reward_mean")
+    assert sorted(item.step for item in history) == [0, 1]
     scores = tracker.client.get_metric_history(parent.run_id, "eval/miniature/resolved")
     assert [(item.step, round(item.value, 2)) for item in scores] == [(0, 0.1), (1, 0.2), (2, 0.3)]
     assert {item.path for item in tracker.client.list_artifacts(parent.run_id, "figures")} == {"figures/gap.png"}
 
-    again = campaign.run("rl.legs=1", "rl.leg_steps=4")
+    again = campaign.run(*overrides)
     assert (again[0], again[1]) == (0, output)
     assert campaign.trace() == trace
     code, output = campaign.run("rl.legs=1", "rl.leg_steps=5")

@@ -8,7 +8,7 @@ import flows.campaign
 import flows.evaluate
 from components.cluster import REPOSITORY
 from components.config import CampaignConfig, load
-from tasks.results import Checkpoint, Pool
+from tasks.results import Checkpoint, Pool, WarmCritic
 
 POOL = Pool("pool", "d", 9, 1, 0.0)
 
@@ -36,7 +36,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list:
         "curate": lambda config: POOL,
         "base_model": lambda config, pool: Checkpoint("base", "base", 0),
         "sft": lambda config, pool, base: Checkpoint("sft", "sft", 0),
-        "rl_leg": lambda config, pool, before, leg: Checkpoint(f"leg-{leg}", f"leg-{leg}", leg, state="s"),
+        "warm_up": lambda config, pool, before: WarmCritic("critic"),
+        "rl_leg": lambda config, pool, before, leg, critic: Checkpoint(f"leg-{leg}", f"leg-{leg}", leg, state="s"),
         "evaluate": lambda config, pool, checkpoint, trials, index: f"score of {checkpoint.label}",
         "diagnose": lambda config, scores: "diagnosis",
         "summarize": lambda config, checkpoints, scores, diagnosis: {"scores": scores},
@@ -70,7 +71,15 @@ def test_base_sft_and_the_last_leg_get_the_full_evaluation(calls: list) -> None:
 def test_a_leg_starts_from_the_leg_before(calls: list) -> None:
     flows.campaign.campaign.fn(config("rl.legs=2"))
     legs = [call for call in calls if call[0] == "rl_leg"]
-    assert [(before.label, leg) for _, _, before, leg in legs] == [("sft", 1), ("leg-1", 2)]
+    assert [(before.label, leg, critic) for _, _, before, leg, critic in legs] == [("sft", 1, None), ("leg-1", 2, None)]
+
+
+def test_a_critic_is_warmed_up_on_the_sft_checkpoint_when_the_configuration_asks_for_it(calls: list) -> None:
+    flows.campaign.campaign.fn(config("rl.legs=1", "ppo.critic.warmup={steps: 2, tasks: 64}"))
+    order = names(calls)
+    assert order.index("sft") < order.index("warm_up") < order.index("rl_leg")
+    assert next(call for call in calls if call[0] == "warm_up")[2].label == "sft"
+    assert next(call for call in calls if call[0] == "rl_leg")[-1] == WarmCritic("critic")
 
 
 @pytest.mark.parametrize("found", [None, Checkpoint("leg-2", "leg-2", 20)])

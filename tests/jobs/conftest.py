@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,13 +22,15 @@ SMALL = (
     "pool.max_subtasks=2",
     "base.tokens=120000",
     "base.demonstrations.trajectories=120",
+    "base.demonstrations.repeats=0",
     "sft.tokens=20000",
     "sft.demonstrations.trajectories=20",
     "rl.legs=1",
     "rl.leg_steps=4",
     "rollout.batch=4",
     "rollout.oversample=0.25",
-    "ppo.critic_only_steps=1",
+    "ppo.critic.only_steps=1",
+    "ppo.critic.warmup={steps: 2, tasks: 5}",
     "evaluation.trials=6",
     "evaluation.leg_trials=4",
     "harness.max_turns=3",
@@ -45,6 +48,13 @@ class SmallCampaign:
         self.store = LocalStore(folder / "store")
         self.cluster = Cluster(services.ray(), self.store, token=services.token())
         self.lines: list[str] = []
+
+    def variant(self, name: str, *overrides: str) -> SmallCampaign:
+        """Another campaign on the same services and in the same store, whose stages may be given this one's results."""
+        made = copy.copy(self)
+        made.name, made.lines = f"{self.name}-{name}", []
+        made.config = load(MINIATURE, [*SMALL, *overrides, f"name={made.name}"])
+        return made
 
     def spec(self, stage: str, index: int, inputs: Mapping[str, Any], layout: LayoutConfig) -> JobSpec:
         trainer = self.config.trainer.model_copy(update={"layout": layout})
@@ -67,22 +77,22 @@ class SmallCampaign:
         return dict(self.store.get_json(f"campaigns/{self.name}/rl/steps/{step:06d}/record.json"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def campaign(tmp_path_factory: pytest.TempPathFactory) -> SmallCampaign:
     return SmallCampaign(tmp_path_factory.mktemp("campaign"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pool(campaign: SmallCampaign) -> dict[str, Any]:
     return campaign.run("curate", {})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def base(campaign: SmallCampaign, pool: dict[str, Any]) -> dict[str, Any]:
     return campaign.run("base", {"pool": pool["pool"]})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def sft(campaign: SmallCampaign, pool: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     """By a trainer of two processes; every other stage has one of its own."""
     inputs = {"pool": pool["pool"], "checkpoint": base["checkpoint"]}

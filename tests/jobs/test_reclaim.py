@@ -15,7 +15,7 @@ import pytest
 
 from components.config import CampaignConfig, load
 from components.errors import ServiceError
-from components.jobs.rl import Leg
+from components.jobs.leg import Course, Leg
 from components.jobs.world import OpenSampler, open_sampler
 from components.sampler import ModelGeometry, SGLangClient, launch_sampler
 from tests.conformance.publisher_suite import FolderSource, draw
@@ -27,7 +27,7 @@ CONTEXT = 512
 
 def leg(tmp_path: Path, config: CampaignConfig, checkpoint: Path, weights: Path, sampler: OpenSampler) -> Any:
     job = SimpleNamespace(config=config, folder=tmp_path)
-    return Leg(job, FolderSource(weights), None, checkpoint, sampler)  # type: ignore[arg-type]
+    return Leg(job, Course("rl", "train", total=1), FolderSource(weights), None, checkpoint, sampler)  # type: ignore[arg-type]
 
 
 async def path_of(url: str, checkpoint: Path) -> str:

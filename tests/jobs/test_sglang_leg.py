@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from components.config import validate
 from components.rollout import load_batch
 from tests.jobs.conftest import SmallCampaign
 from tests.sampler.real import SGLANG, START_TIMEOUT_S, real_sglang
@@ -14,13 +14,16 @@ from tests.sampler.real import SGLANG, START_TIMEOUT_S, real_sglang
 def test_a_leg_learns_from_what_a_stock_sglang_draws(
     campaign: SmallCampaign, pool: dict[str, Any], sft: dict[str, Any]
 ) -> None:
-    document = campaign.config.model_dump(mode="json")
-    document["sampler"] |= {"engine": "sglang", "sglang": SGLANG.model_dump(), "start_timeout_s": START_TIMEOUT_S}
-    document["publish"]["method"] = "collective"
-    document["rl"]["leg_steps"] = 3
-    document["ppo"]["critic_only_steps"] = 0
-    campaign.config = validate(document, "the small campaign on SGLang")
-    inputs = {"pool": pool["pool"], "checkpoint": sft["checkpoint"], "state": None, "first_step": 0}
+    campaign = campaign.variant(
+        "sglang",
+        "sampler.engine=sglang",
+        f"sampler.sglang={json.dumps(SGLANG.model_dump(mode='json'))}",
+        f"sampler.start_timeout_s={START_TIMEOUT_S}",
+        "publish.method=collective",
+        "rl.leg_steps=3",
+        "ppo.critic.only_steps=0",
+    )
+    inputs = {"pool": pool["pool"], "checkpoint": sft["checkpoint"], "state": None, "critic": None, "first_step": 0}
     result = campaign.run("rl", inputs, index=1)
     assert result["step"] == 3
     for step in range(3):

@@ -22,8 +22,10 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def test_curation_admits_executed_tasks_with_what_they_measure(campaign: SmallCampaign, pool: dict[str, Any]) -> None:
-    assert (pool["train"], pool["heldout"], pool["rejected"]) == (10, 6, 0)
-    for ref in Pool(campaign.store.tree(pool["pool"]) / "train").refs:
+    assert (pool["train"], pool["heldout"], pool["warmup"], pool["rejected"]) == (10, 6, 5, 0)
+    parts = {name: Pool(campaign.store.tree(pool["pool"]) / name).refs for name in ("train", "heldout", "warmup")}
+    assert len({ref.digest for refs in parts.values() for ref in refs}) == 21, "no task is in two parts"
+    for ref in parts["train"]:
         assert ref.fail_to_pass
         assert set(ref.fail_to_pass) | set(ref.pass_to_pass) == set(ref.assertion_ids)
 
@@ -56,7 +58,7 @@ def _driver(campaign: SmallCampaign) -> psutil.Process | None:
 @pytest.fixture(scope="module")
 def leg(campaign: SmallCampaign, pool: dict[str, Any], sft: dict[str, Any]) -> dict[str, Any]:
     """A leg whose driver was killed with SIGKILL once, after its second commit, and that was then run again."""
-    inputs = {"pool": pool["pool"], "checkpoint": sft["checkpoint"], "state": None, "first_step": 0}
+    inputs = {"pool": pool["pool"], "checkpoint": sft["checkpoint"], "state": None, "critic": None, "first_step": 0}
     before: dict[str, Any] = {}
 
     def kill_after_two_commits() -> None:

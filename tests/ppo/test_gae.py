@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from components.ppo import advantages, group_advantages, moments, place_terminal, whiten
+from components.ppo import advantages, length_adaptive_lambda, moments, place_terminal, whiten
 
 
 def reference(rewards, values, mask, gamma, lam):
@@ -26,26 +26,6 @@ def reference(rewards, values, mask, gamma, lam):
             following = values[row, j]
             out_a[row, j], out_r[row, j] = carry, carry + values[row, j]
     return out_a, out_r
-
-
-def test_gae_neither_bootstraps_from_a_masked_value_nor_loses_the_reward():
-    # miles #1827, ROLL #447, verl #2337: ROLL gave [5.7, 6, 0] by bootstrapping from the masked value 100.
-    a, r = advantages(
-        torch.tensor([[0.0, 1.0, 0.0]]),
-        torch.tensor([[0.0, 0.0, 100.0]]),
-        torch.tensor([[1, 1, 0]]),
-        gamma=1.0,
-        lam=0.95,
-    )
-    torch.testing.assert_close(a, torch.tensor([[0.95, 1.0, 0.0]]))
-    torch.testing.assert_close(r, torch.tensor([[0.95, 1.0, 0.0]]))
-
-
-def test_a_reward_on_the_masked_tail_is_earned_by_the_last_trainable_token():
-    a, _ = advantages(
-        torch.tensor([[0.0, 0.0, 1.0]]), torch.zeros(1, 3), torch.tensor([[1, 1, 0]]), gamma=1.0, lam=0.95
-    )
-    torch.testing.assert_close(a, torch.tensor([[0.95, 1.0, 0.0]]))
 
 
 @settings(deadline=None, max_examples=80)
@@ -115,20 +95,25 @@ def test_shapes_and_discounts_that_make_no_sense_are_refused():
         advantages(x, x, x, gamma=1.1, lam=1)
 
 
-def test_groups_of_unequal_size_are_normalised_each_by_itself():
-    # slime #1414, AReaL #1419: groups normalised across the whole batch gave [-1, 0, 1].
-    a = group_advantages(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 1]))
-    torch.testing.assert_close(a, torch.tensor([-(0.5**0.5), 0.5**0.5, 0.0]))
+def test_each_row_may_have_a_lambda_of_its_own():
+    values, mask = torch.rand(3, 40, dtype=torch.float64), torch.rand(3, 40) < 0.6
+    rewards = place_terminal(torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64), mask)
+    lams = [0.0, 0.7, 1.0]
+    a, r = advantages(rewards, values, mask, gamma=1.0, lam=torch.tensor(lams))
+    for row, lam in enumerate(lams):
+        one = slice(row, row + 1)
+        own_a, own_r = advantages(rewards[one], values[one], mask[one], gamma=1.0, lam=float(np.float32(lam)))
+        torch.testing.assert_close(a[one], own_a)
+        torch.testing.assert_close(r[one], own_r)
+    with pytest.raises(ValueError, match="must lie in"):
+        advantages(rewards, values, mask, gamma=1.0, lam=torch.tensor([0.5, 1.5, 0.5]))
 
 
-def test_a_group_of_equal_rewards_carries_no_signal_even_when_its_mean_rounds():
-    a = group_advantages(torch.tensor([0.1, 0.1, 0.1, 7.0, 7.0], dtype=torch.float64), torch.tensor([4, 4, 4, 9, 9]))
-    assert a.tolist() == [0.0] * 5
-
-
-def test_groups_may_be_interleaved():
-    rewards, groups = torch.tensor([1.0, 10.0, 3.0, 30.0]), torch.tensor([7, 2, 7, 2])
-    torch.testing.assert_close(group_advantages(rewards, groups), torch.tensor([-1.0, -1.0, 1.0, 1.0]) * 0.5**0.5)
+def test_length_adaptive_lambda_follows_the_trainable_tokens_of_each_row():
+    mask = torch.zeros(3, 400)
+    mask[0, ::2] = mask[1, :10] = 1
+    got = length_adaptive_lambda(mask, 0.05)
+    assert got.tolist() == pytest.approx([1 - 1 / (0.05 * 200), 0, 0])  # below 1/alpha tokens there is no trace
 
 
 def test_whitened_advantages_have_mean_zero_and_deviation_one_over_the_mask():

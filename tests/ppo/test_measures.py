@@ -1,4 +1,4 @@
-"""The log-prob gap and explained variance; the latter over real gloo ranks."""
+"""The log-prob gap and explained variance; the latter, and the losses, over real gloo ranks."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_explained_variance_of_returns_that_do_not_vary_is_not_a_number():
 
 RANK = """
 import json, sys, torch, torch.distributed as dist
-from components.ppo import Tally, explained_variance
+from components.ppo import explained_variance, policy_loss, value_loss
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 3), rank=rank, world_size=3)
 g = torch.Generator().manual_seed(0)
@@ -84,15 +84,34 @@ returns, values, mask = torch.rand(30, generator=g) + 100, torch.rand(30, genera
 mask[20:] = False                       # the last rank has no loss token at all
 part = slice(rank * 10, rank * 10 + 10)
 got = explained_variance(returns[part], values[part], mask[part], dist.group.WORLD)
-tally = Tally.of(mask[part].sum(), {"loss": (values * mask)[part].sum()}, {"top": (values * mask)[part].max()}).reduce()
 want = explained_variance(returns, values, mask)
-loss = float((values * mask).sum() / mask.sum())
-print(json.dumps([got, want, tally["loss"], loss, tally["top"], float((values * mask).max())]))
+rows = [[got, want, 1e-9]]
+for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
+    new, old, gain = ((torch.rand(30, generator=g, dtype=torch.float64) - .5).to(dtype) for _ in range(3))
+    tokens = mask.sum().clone()
+    mine = mask[part].sum()
+    dist.all_reduce(mine)
+    assert mine == tokens
+    whole, leaf = new.clone().requires_grad_(), new[part].clone().requires_grad_()
+    for loss in (
+        lambda x, p: policy_loss(x, old[p], gain[p], mask[p], clip=.2, denominator=tokens),
+        lambda x, p: value_loss(x, old[p], gain[p], mask[p], clip=.2, denominator=tokens),
+    ):
+        want_loss, want_tally = loss(whole, slice(None))
+        own_loss, own_tally = loss(leaf, part)
+        want_loss.backward(); own_loss.backward()
+        summed = own_loss.detach().clone()
+        dist.all_reduce(summed)
+        rows.append([float(summed), float(want_loss.detach()), tolerance])
+        tally = own_tally.reduce()
+        rows += [[tally[name], want_tally[name], tolerance] for name in want_tally]
+    rows.append([float((leaf.grad - whole.grad[part]).abs().max()), 0.0, tolerance])
+print(json.dumps(rows))
 dist.destroy_process_group()
 """
 
 
-def test_ranks_with_unequal_tokens_report_the_global_variance_and_the_global_means(tmp_path):
+def test_ranks_with_unequal_tokens_report_the_global_variance_losses_and_gradients(tmp_path):
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
@@ -102,6 +121,7 @@ def test_ranks_with_unequal_tokens_report_the_global_variance_and_the_global_mea
     ]
     for process in ranks:
         out, _ = process.communicate(timeout=60)
-        variance, want_variance, loss, want_loss, top, want_top = json.loads(out)
-        assert variance == pytest.approx(want_variance, abs=1e-9)
-        assert (loss, top) == pytest.approx((want_loss, want_top))
+        rows = json.loads(out)
+        assert len(rows) == 1 + 2 * (2 + 5 + 3 + 1)
+        for got, want, tolerance in rows:
+            assert got == pytest.approx(want, abs=tolerance)

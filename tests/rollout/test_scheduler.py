@@ -3,13 +3,20 @@
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from components.rollout import Finish, FinishReason, Launch, Plan, StepScheduler, Wait
 
 
 def plan(**changes):
-    numbers = {"oversample": 0.25, "concurrency": 100, "starts_per_s": 1e9, "max_attempts": 2, "max_fault_share": 1.0}
+    numbers = {
+        "group": 1,
+        "oversample": 0.25,
+        "concurrency": 100,
+        "starts_per_s": 1e9,
+        "max_attempts": 2,
+        "max_fault_share": 1.0,
+    }
     batch = changes.pop("batch", 8)
     return Plan.of(batch, **(numbers | changes))
 
@@ -50,6 +57,14 @@ def test_a_fault_is_launched_again_and_then_replaced_by_another_task():
     assert scheduler.consumed == 3
 
 
+@pytest.mark.parametrize(("batch", "group", "target"), [(512, 8, 560), (64, 8, 72), (6, 3, 9), (4, 4, 8)])
+def test_groups_are_launched_whole_one_task_after_the_other(batch, group, target):
+    scheduler = StepScheduler(plan(batch=batch, group=group, oversample=0.09375, concurrency=10_000), 10_000, 0.0)
+    launches, _ = launch_all(scheduler)
+    assert launches == [Launch(n // group, 1, n % group) for n in range(target)]
+    assert scheduler.consumed == target // group
+
+
 def test_too_many_faults_end_the_step():
     scheduler = StepScheduler(plan(batch=4, oversample=0, max_fault_share=0.5), 100, 0.0)
     for _ in range(3):
@@ -88,7 +103,11 @@ class Step(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.plan = plan(batch=5, oversample=0.4, concurrency=4, starts_per_s=3, max_fault_share=0.8)
+        self.begin(1)
+
+    @initialize(group=st.sampled_from([1, 2, 3]))
+    def begin(self, group):
+        self.plan = plan(batch=6, group=group, oversample=0.4, concurrency=4, starts_per_s=3, max_fault_share=0.8)
         self.now = 0.0
         self.scheduler = StepScheduler(self.plan, 12, self.now)
         self.alive, self.starts, self.ended = [], [], {}
@@ -137,9 +156,11 @@ class Step(RuleBasedStateMachine):
         assert s.admitted <= self.plan.batch
         assert len(s.alive) <= self.plan.concurrency
         assert len(s.alive) + s.admitted <= self.plan.target
-        admitted = [launch.task for launch, how in self.ended.items() if how == "admitted"]
+        admitted = [(launch.task, launch.member) for launch, how in self.ended.items() if how == "admitted"]
         assert len(set(admitted)) == len(admitted)
         assert all(launch.attempt <= self.plan.max_attempts for launch in self.ended)
+        assert all(launch.member < self.plan.group for launch in self.ended)
+        assert s.consumed <= len({launch.task for launch in [*self.ended, *self.alive]})
 
     @invariant()
     def starts_are_paced(self):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from components.config import ModelConfig, OptimizerConfig, TrainerConfig
+from components.config import CriticConfig, ModelConfig, OptimizerConfig, TrainerConfig
 from components.trainer.megatron import MegatronTrainer
 from tests.conformance.trainer_suite import ADAM, Make, TrainerSuite
 
@@ -15,7 +15,7 @@ class TestMegatron(TrainerSuite):
         def build(
             *,
             actor: OptimizerConfig = ADAM,
-            critic: OptimizerConfig | None = None,
+            critic: CriticConfig | None = None,
             micro_batch_tokens: int = 8_192,
             seed: int = 1,
         ) -> MegatronTrainer:

@@ -105,7 +105,7 @@ def test_stacked_experts_equal_experts_one_by_one() -> None:
 
 
 def test_a_fresh_value_head_predicts_zero_in_float32() -> None:
-    values, bias = ValueHead(CONFIG)(torch.randn(3, 1, 12, dtype=torch.bfloat16))
+    values, bias = ValueHead(CONFIG, 1)(torch.randn(3, 1, 12, dtype=torch.bfloat16))
     assert values.dtype == torch.float32
     assert values.shape == (3, 1, 1)
     assert not values.any()

@@ -16,7 +16,7 @@ from components.records import Sample
 from components.trainer.batching import MicroBatch, micro_batches
 from components.trainer.megatron import MegatronTrainer
 from components.trainer.megatron.replay import FREE, check_plan
-from tests.conformance.trainer_suite import ADAM
+from tests.conformance.trainer_suite import ADAM, CRITIC
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_a_fused_router_would_ignore_the_plan_and_is_refused(trainer: MegatronTr
 
 def test_actor_and_critic_of_one_process_share_no_cursor(model: ModelConfig, batch: MicroBatch) -> None:
     # Megatron's own registry is one list for the process: with two models its replay breaks.
-    trainer = MegatronTrainer(model, TrainerConfig(micro_batch_tokens=8_192), actor=ADAM, critic=ADAM, seed=3)
+    trainer = MegatronTrainer(model, TrainerConfig(micro_batch_tokens=8_192), actor=ADAM, critic=CRITIC, seed=3)
     assert trainer.critic is not None
     assert not {id(s) for s in trainer.actor.replay.slots} & {id(s) for s in trainer.critic.replay.slots}
     forced = torch.tensor([0, 2]).expand(2, len(batch.ids_T), 2).contiguous()

@@ -202,15 +202,16 @@ class StackedExperts(nn.Module):
 
 
 class ValueHead(nn.Module):
-    """Stands in for the output layer: one float32 value a position. Zeros at first, so a fresh critic predicts 0.
+    """Stands in for the output layer: `width` float32 numbers a position, a value or the logits of its bins.
 
-    It is given whole rows (`RowSelector` gathers them), so every tensor-parallel rank computes the same gradient.
+    Zeros at first, so a fresh critic predicts 0, or all bins alike. It is given whole rows (`RowSelector` gathers
+    them), so every tensor-parallel rank computes the same gradient.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1, config.hidden_size))
-        self.bias = nn.Parameter(torch.zeros(1))
+        self.weight = nn.Parameter(torch.zeros(width, config.hidden_size))
+        self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(
         self, input_: Tensor, weight: Tensor | None = None, runtime_gather_output: bool | None = None

@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from components.config import ModelConfig, OptimizerConfig, TrainerConfig, layout_problems
+from components.config import CriticConfig, ModelConfig, OptimizerConfig, TrainerConfig, layout_problems
 from components.errors import ConfigError
 from components.records import Float32, Sample
 from components.trainer.megatron.network import OUTSIDE
 from components.trainer.megatron.trainer import MegatronTrainer
-from components.trainer.protocol import LearnItem, Trainer
+from components.trainer.protocol import LearnItem, Level, Trainer
 from components.trainer.ranks import Ranks
 
 TRAINER = "trainer"
@@ -33,7 +33,7 @@ def open_trainer(
     config: TrainerConfig,
     *,
     actor: OptimizerConfig | None = None,
-    critic: OptimizerConfig | None = None,
+    critic: CriticConfig | None = None,
     seed: int | None = 0,
     logs: Path | None = None,
 ) -> Iterator[Trainer]:
@@ -66,7 +66,7 @@ class RemoteTrainer:
         config: TrainerConfig,
         *,
         actor: OptimizerConfig | None = None,
-        critic: OptimizerConfig | None = None,
+        critic: CriticConfig | None = None,
         seed: int | None = 0,
     ) -> None:
         self._ranks = ranks
@@ -87,27 +87,34 @@ class RemoteTrainer:
         """See `Trainer.values`."""
         return list(self._call("values", list(samples)))
 
-    def critic_step(self, items: Sequence[LearnItem], *, value_clip: float, scale: float) -> dict[str, float]:
+    def critic_step(self, items: Sequence[LearnItem]) -> dict[str, float]:
         """See `Trainer.critic_step`."""
-        return dict(self._call("critic_step", list(items), value_clip=value_clip, scale=scale))
+        return dict(self._call("critic_step", list(items)))
 
     def actor_step(
-        self, items: Sequence[LearnItem], *, clip: float, temperature: float, replay: bool = True
+        self,
+        items: Sequence[LearnItem],
+        *,
+        clip: float,
+        temperature: float,
+        level: Level = "token",
+        replay: bool = True,
     ) -> dict[str, float]:
         """See `Trainer.actor_step`."""
-        return dict(self._call("actor_step", list(items), clip=clip, temperature=temperature, replay=replay))
+        settings = {"clip": clip, "temperature": temperature, "level": level, "replay": replay}
+        return dict(self._call("actor_step", list(items), **settings))
 
     def rotate(self) -> None:
         """See `Trainer.rotate`."""
         self._call("rotate")
 
-    def load_hf(self, folder: Path, *, what: Literal["actor", "critic_from_actor"] = "actor") -> None:
+    def load_hf(self, folder: Path, *, what: Literal["actor", "critic", "critic_from_actor"] = "actor") -> None:
         """See `Trainer.load_hf`."""
         self._call("load_hf", folder, what=what)
 
-    def save_hf(self, folder: Path) -> None:
+    def save_hf(self, folder: Path, *, what: Literal["actor", "critic"] = "actor") -> None:
         """See `Trainer.save_hf`."""
-        self._call("save_hf", folder)
+        self._call("save_hf", folder, what=what)
 
     def stream_hf(self) -> Iterator[tuple[str, Tensor]]:
         """See `Trainer.stream_hf`."""

@@ -144,11 +144,11 @@ def build_actor(model: ModelConfig, config: TrainerConfig) -> Any:
     return _unset(_build(model, config, tied=model.tie_word_embeddings))
 
 
-def build_critic(model: ModelConfig, config: TrainerConfig) -> Any:
-    """The same backbone with a value head of zeros. It never ties its embedding."""
+def build_critic(model: ModelConfig, config: TrainerConfig, width: int) -> Any:
+    """The same backbone with a value head of zeros, `width` numbers a position. It never ties its embedding."""
     critic = _unset(_build(model, config, tied=False))
     if critic.post_process:
-        critic.output_layer = ValueHead(critic.config)
+        critic.output_layer = ValueHead(critic.config, width)
     return critic
 
 

@@ -20,17 +20,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from components.config import LayoutConfig, ModelConfig, OptimizerConfig, TrainerConfig, layout_problems
+from components.config import CriticConfig, LayoutConfig, ModelConfig, OptimizerConfig, TrainerConfig, layout_problems
 from components.errors import ConfigError
-from components.ppo import Tally, policy_loss, value_loss
+from components.ppo import Tally
 from components.records import Float32, Sample
-from components.trainer.batching import MicroBatch, gather, micro_batches, scatter, trainable
-from components.trainer.megatron import checkpoint, specs, weights
+from components.trainer.batching import MicroBatch, micro_batches, scatter, trainable, trainable_streams
+from components.trainer.megatron import checkpoint, losses, specs, weights
 from components.trainer.megatron.agreement import together
 from components.trainer.megatron.network import OUTSIDE, Network, take_aux_loss
 from components.trainer.megatron.platform import prepare
-from components.trainer.megatron.vocabulary import entropy, logprobs
-from components.trainer.protocol import LearnItem
+from components.trainer.megatron.vocabulary import logprobs
+from components.trainer.protocol import LearnItem, Level
 
 HEAD = "output_layer."
 """Prefix of the parameters that an actor and a critic do not share."""
@@ -43,7 +43,7 @@ class MegatronTrainer:
         model: the architecture. Weights are fresh, drawn from `seed`, until `load_hf` or `load`.
         config: micro-batches, threads, layout and kernels.
         actor: the actor's optimizer; None for a model that is only evaluated.
-        critic: the critic's optimizer; None for no critic. A fresh critic is the actor with a head of zeros.
+        critic: the critic's optimizer and loss; None for no critic. A fresh critic is the actor with a head of zeros.
         seed: of the fresh weights, the same in every layout. None where weights are loaded before anything else: until
             then they are not numbers.
 
@@ -57,7 +57,7 @@ class MegatronTrainer:
         config: TrainerConfig,
         *,
         actor: OptimizerConfig | None = None,
-        critic: OptimizerConfig | None = None,
+        critic: CriticConfig | None = None,
         seed: int | None = 0,
     ) -> None:
         if problems := layout_problems(config.layout, model):
@@ -75,7 +75,9 @@ class MegatronTrainer:
         self.actor.set_whole(fresh)
         self.critic: Network | None = None
         if critic is not None:
-            self.critic = Network(specs.build_critic(model, config), model, config, self.place, critic)
+            self.value = losses.ValueObjective(critic)
+            head = specs.build_critic(model, config, self.value.width)
+            self.critic = Network(head, model, config, self.place, critic.optimizer)
             self._start_critic(self.critic, fresh)
         self.behaviour: dict[str, Tensor] = {}
         self.rotate()
@@ -113,39 +115,29 @@ class MegatronTrainer:
     def values(self, samples: Sequence[Sample]) -> list[Float32]:
         """See `Trainer.values`."""
         batches = self._micro_batches(samples, replay=False)
-        return self._spread(samples, batches, self._critic().evaluate(batches, lambda values_M1, _: values_M1[:, 0]))
+        return self._spread(samples, batches, self._critic().evaluate(batches, self.value.read))
 
-    def critic_step(self, items: Sequence[LearnItem], *, value_clip: float, scale: float) -> dict[str, float]:
+    def critic_step(self, items: Sequence[LearnItem]) -> dict[str, float]:
         """See `Trainer.critic_step`."""
         samples = [item.sample for item in items]
-        tokens = trainable(samples)
-
-        def loss(values_M1: Tensor, batch: MicroBatch) -> tuple[Tensor, Tally]:
-            old = gather(batch, [item.old_values_N for item in items])
-            returns = gather(batch, [item.returns_N for item in items])
-            every = torch.ones_like(old, dtype=torch.bool)
-            value, tally = value_loss(values_M1[:, 0], old, returns, every, clip=value_clip, denominator=tokens)
-            return scale * value, tally
-
+        loss = self.value.loss(items, denominator=trainable(samples))
         tallies, norm = self._critic().train(self._micro_batches(samples, replay=False), loss)
         return {**self._total(tallies), "grad_norm": norm}
 
     def actor_step(
-        self, items: Sequence[LearnItem], *, clip: float, temperature: float, replay: bool = True
+        self,
+        items: Sequence[LearnItem],
+        *,
+        clip: float,
+        temperature: float,
+        level: Level = "token",
+        replay: bool = True,
     ) -> dict[str, float]:
         """See `Trainer.actor_step`."""
         samples = [item.sample for item in items]
         tokens = trainable(samples)
-
-        def loss(logits_MV: Tensor, batch: MicroBatch) -> tuple[Tensor, Tally]:
-            new = logprobs(logits_MV, batch.targets_M, temperature=temperature)
-            old = gather(batch, [item.old_logprobs_N for item in items])
-            gain = gather(batch, [item.advantages_N for item in items])
-            every = torch.ones_like(old, dtype=torch.bool)
-            value, tally = policy_loss(new, old, gain, every, clip=clip, denominator=tokens)
-            spread = entropy(logits_MV, temperature=temperature).sum()
-            return value, Tally.of(tally.count, {**tally.sums, "entropy": spread}, tally.maxima)
-
+        denominator = tokens if level == "token" else trainable_streams(samples)
+        loss = losses.policy(items, clip=clip, level=level, temperature=temperature, denominator=denominator)
         tallies, norm = self.actor.train(self._micro_batches(samples, replay=replay), loss)
         return {**self._total(tallies), "grad_norm": norm}
 
@@ -153,21 +145,25 @@ class MegatronTrainer:
         """See `Trainer.rotate`."""
         self.behaviour = {name: parameter.clone() for name, parameter in self.actor.parameters().items()}
 
-    def load_hf(self, folder: Path, *, what: Literal["actor", "critic_from_actor"] = "actor") -> None:
+    def load_hf(self, folder: Path, *, what: Literal["actor", "critic", "critic_from_actor"] = "actor") -> None:
         """See `Trainer.load_hf`."""
+        labels = self.value.width if what == "critic" and self._critic() else None
         with together(f"reading {folder}"):
-            parameters = weights.read_folder(folder, self.model, layers=self.actor.layers)
+            parameters = weights.read_folder(folder, self.model, layers=self.actor.layers, labels=labels)
         if what == "actor":
             self.actor.set_whole(parameters)
             self.rotate()
+        elif what == "critic":
+            self._critic().set_whole(parameters)
         else:
             self._start_critic(self._critic(), parameters)
 
-    def save_hf(self, folder: Path) -> None:
+    def save_hf(self, folder: Path, *, what: Literal["actor", "critic"] = "actor") -> None:
         """See `Trainer.save_hf`."""
-        whole = self.actor.whole()
+        whole = (self.actor if what == "actor" else self._critic()).whole()
+        labels = self.value.width if what == "critic" else None
         stage = (self.place.pp, self.place.layout.pp)
-        weights.write_folder(folder, whole if self.place.writes else {}, self.model, stage=stage)
+        weights.write_folder(folder, whole if self.place.writes else {}, self.model, stage=stage, labels=labels)
 
     def stream_hf(self) -> Iterator[tuple[str, Tensor]]:
         """See `Trainer.stream_hf`."""

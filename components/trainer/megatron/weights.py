@@ -42,8 +42,8 @@ def layers_of(names: Iterable[str], prefix: str) -> list[int]:
     return sorted({int(name.removeprefix(prefix).split(".", 1)[0]) for name in names if name.startswith(prefix)})
 
 
-def expected_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every key that a Hugging Face folder of `model` holds on disk, with its shape."""
+def expected_shapes(model: ModelConfig, labels: int | None = None) -> dict[str, tuple[int, ...]]:
+    """Every key that a Hugging Face folder of `model` holds on disk, with its shape; of a critic, with its `labels`."""
     hidden, inner = model.hidden_size, model.moe_intermediate_size
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (model.vocab_size, hidden)}
     for layer in range(model.num_hidden_layers):
@@ -61,7 +61,9 @@ def expected_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
                 f"{prefix}mlp.experts.{expert}.down_proj.weight": (hidden, inner),
             }
     shapes["model.norm.weight"] = (hidden,)
-    if not model.tie_word_embeddings:
+    if labels is not None:
+        shapes |= {"score.weight": (labels, hidden), "score.bias": (labels,)}
+    elif not model.tie_word_embeddings:
         shapes["lm_head.weight"] = (model.vocab_size, hidden)
     return shapes
 
@@ -73,10 +75,14 @@ ENDS = {
 }
 """Parameters outside the layers: Megatron's to Hugging Face's."""
 
+VALUE_HEAD = {"output_layer.weight": "score.weight", "output_layer.bias": "score.bias"}
+"""The same of a critic, which is a token classifier in transformers' names. Only its output layer has a bias."""
+
 
 def to_megatron(weights: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
     """Megatron's parameters from Hugging Face's on-disk ones, of the layers and ends that are given."""
-    result = {name: weights[other] for name, other in ENDS.items() if other in weights}
+    ends = [*ENDS.items(), *VALUE_HEAD.items()]
+    result = {name: weights[other] for name, other in ends if other in weights}
     for layer in layers_of(weights, "model.layers."):
         theirs, ours = f"model.layers.{layer}.", f"decoder.layers.{layer}."
         result |= {ours + name: weights[theirs + other] for name, other in RENAMED.items()}
@@ -101,7 +107,8 @@ def stream_hugging_face(parameters: Mapping[str, Tensor], model: ModelConfig) ->
 
 
 def _hugging_face_views(parameters: Mapping[str, Tensor], model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-    yield from ((other, parameters[name]) for name, other in ENDS.items() if name in parameters)
+    ends = ENDS | VALUE_HEAD if parameters.keys() >= VALUE_HEAD.keys() else ENDS
+    yield from ((other, parameters[name]) for name, other in ends.items() if name in parameters)
     for layer in layers_of(parameters, "decoder.layers."):
         theirs, ours = f"model.layers.{layer}.", f"decoder.layers.{layer}."
         yield from ((theirs + other, parameters[ours + name]) for name, other in RENAMED.items())
@@ -117,7 +124,12 @@ def _hugging_face_views(parameters: Mapping[str, Tensor], model: ModelConfig) ->
 
 
 def write_folder(
-    folder: Path, parameters: Mapping[str, Tensor], model: ModelConfig, *, stage: tuple[int, int] = (0, 1)
+    folder: Path,
+    parameters: Mapping[str, Tensor],
+    model: ModelConfig,
+    *,
+    stage: tuple[int, int] = (0, 1),
+    labels: int | None = None,
 ) -> None:
     """Writes weights and configuration; the folder appears whole or not at all. All ranks must call it.
 
@@ -126,12 +138,13 @@ def write_folder(
         parameters: whole ones of one pipeline stage; empty on ranks that write nothing.
         model: the shape.
         stage: its number, from 0, and the number of stages. Each is a file.
+        labels: outputs of a critic's head; None for a language model.
     """
     number, parts = stage
     name = MODEL_FILE if parts == 1 else f"model-{number + 1:05d}-of-{parts:05d}.safetensors"
 
     def seal(fresh: Path) -> None:
-        (fresh / "config.json").write_text(json.dumps(document(model), indent=2) + "\n")
+        (fresh / "config.json").write_text(json.dumps(_document(model, labels), indent=2) + "\n")
         if parts > 1:
             where = {key: file.name for file in sorted(fresh.glob("model-*")) for key in shapes_in([file])}
             (fresh / INDEX_FILE).write_text(json.dumps({"weight_map": where}, indent=2) + "\n")
@@ -141,8 +154,12 @@ def write_folder(
             save_file(to_hugging_face(parameters, model), fresh / name, metadata={"format": "pt"})
 
 
-def read_folder(folder: Path, model: ModelConfig, *, layers: Sequence[int] | None = None) -> dict[str, Tensor]:
+def read_folder(
+    folder: Path, model: ModelConfig, *, layers: Sequence[int] | None = None, labels: int | None = None
+) -> dict[str, Tensor]:
     """Megatron's float32 parameters from a Hugging Face folder, whole ones; of `layers` and the ends, or of all.
+
+    With `labels` the folder is a critic's, whose head has as many outputs.
 
     Raises:
         CheckpointError: the folder, its configuration or a file is missing or broken, or keys or shapes do not fit.
@@ -155,7 +172,7 @@ def read_folder(folder: Path, model: ModelConfig, *, layers: Sequence[int] | Non
         ends = read_tensors(files, {"lm_head.weight", "model.embed_tokens.weight"})
         if not torch.equal(ends["lm_head.weight"], ends.get("model.embed_tokens.weight", ends["lm_head.weight"])):
             problems.append("lm_head.weight differs from model.embed_tokens.weight, but the model ties them")
-    problems += fit_problems(found, expected_shapes(model))
+    problems += fit_problems(found, expected_shapes(model, labels))
     if problems:
         raise CheckpointError(listed(folder, problems))
     kept = found if layers is None else _of_layers(found, layers)
@@ -194,6 +211,16 @@ def read_json(file: Path) -> Any:
         return json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
+
+
+def _document(model: ModelConfig, labels: int | None) -> dict[str, Any]:
+    """The `config.json`; a critic's names its outputs, for transformers to build as many."""
+    config = document(model)
+    if labels is None:
+        return config
+    (name,) = config["architectures"]
+    outputs = {str(label): f"value-{label}" for label in range(labels)}
+    return config | {"architectures": [name.replace("ForCausalLM", "ForTokenClassification")], "id2label": outputs}
 
 
 def _opened(file: Path) -> Any:

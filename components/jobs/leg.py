@@ -1,0 +1,284 @@
+"""The loop of RL steps: generation one step ahead, a commit after every step (paper Algorithm 3).
+
+Update t consumes the batch that was generated while update t-1 ran, under the weights from before it: staleness is
+exactly 1 (0 for the very first batch). At the barrier the trainer's new weights are published and the batch of t+1
+begins.
+
+Invariant: a step is committed when its record is in the store; the record is written after the trainer's state and the
+next batch. A leg that is killed continues from its last record: no step is learned twice, and a batch that was in the
+store is never generated again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from components.errors import InfraFault, ServiceError
+from components.jobs.job import Job, log
+from components.jobs.rollouts import collect, start_actor
+from components.jobs.world import OpenSampler, client, open_sampler
+from components.learning import learn
+from components.planner import require
+from components.pool import Cursor
+from components.publish import Publication, open_publisher
+from components.rollout import SpooledBatch, load_batch
+from components.trainer import Trainer
+from components.trainer.megatron import open_trainer
+
+KEPT_STATES = 2
+"""Trainer states that are kept: the last, and the one before, should the last be found damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """The steps that a stage consists of, of which a leg is some.
+
+    Attributes:
+        stage: names the stage's keys in the store.
+        tasks: which folder of the pool it draws from.
+        total: its steps over all legs.
+    """
+
+    stage: str
+    tasks: str
+    total: int
+
+
+class Leg:
+    """The loop of one leg."""
+
+    def __init__(
+        self, job: Job, course: Course, trainer: Trainer, actor: Any, checkpoint: Path, sampler: OpenSampler
+    ) -> None:
+        self._job = job
+        self._course = course
+        self._checkpoint = checkpoint
+        self._trainer = trainer
+        self._actor = actor
+        self._sampler = sampler
+        self._weights = job.folder / "weights"
+        self._publisher = open_publisher(job.config.publish, self._weights)
+        self._restarts = 0
+
+    def run(self, first: int, last: int) -> None:
+        """Steps `first` up to, not including, `last`."""
+        self._publish(first)
+        if not self._rollout(first):
+            self._finish(first, self._begin(first, version=max(first - 1, 0)))
+        for step in range(first, last):
+            self._step(step)
+
+    def _step(self, step: int) -> None:
+        started = time.monotonic()
+        ahead = step + 1
+        pending = None
+        if ahead < self._course.total and not self._rollout(ahead):
+            pending = self._begin(ahead, version=step)
+        metrics = self._learn(step)
+        learned = time.monotonic()
+        if pending is not None:
+            self._finish(ahead, pending)
+        waited = time.monotonic()
+        lost = self._publish(ahead)
+        published = time.monotonic()
+        metrics |= {
+            "time/train": learned - started,
+            "time/barrier_wait": waited - learned,
+            "time/publish": published - waited,
+            "time/step": published - started,
+            "publish/lost": float(lost),
+        }
+        self._commit(step, metrics)
+
+    def _learn(self, step: int) -> dict[str, float]:
+        """Critic, then actor, on the batch of `step`; the metrics of its rollouts and of the update."""
+        config = self._job.config
+        batch = load_batch(self._job.store.tree(self._key("batches", f"{step:06d}")))
+        rollout = self._rollout(step)
+        assert rollout is not None
+        rewards, groups = _of_samples(batch)
+        result = learn(
+            self._trainer,
+            batch.samples,
+            rewards,
+            config.ppo,
+            groups=groups,
+            temperature=config.rollout.temperature,
+            actor_moves=config.ppo.critic is None or step >= config.ppo.critic.only_steps,
+        )
+        metrics = dict(rollout["metrics"]) | result.metrics
+        metrics["time/generate"] = metrics["rollout/seconds"]
+        return metrics
+
+    def _begin(self, step: int, *, version: int) -> ray.ObjectRef:
+        """Asks for the batch of `step`, whose turns must all be of `version`."""
+        cursor = Cursor(self._job.config.seed)
+        if previous := self._rollout(step - 1):
+            cursor = Cursor(**previous["cursor"])
+        folder = self._job.folder / "batches" / f"{step:06d}"
+        at = {"seed": cursor.seed, "position": cursor.position}
+        return self._actor.generate.remote(step, version, at, str(folder))
+
+    def _finish(self, step: int, pending: ray.ObjectRef) -> None:
+        """Waits for the batch of `step` and puts it into the store; its description last."""
+        produced = collect(pending)
+        store = self._job.store
+        store.put_tree(self._key("batches", f"{step:06d}"), self._job.folder / "batches" / f"{step:06d}")
+        store.put_json(self._key("rollouts", f"{step:06d}"), produced)
+
+    def _rollout(self, step: int) -> dict[str, Any] | None:
+        """The description of the batch of `step`; None while it is not in the store."""
+        key = self._key("rollouts", f"{step:06d}")
+        if step < 0 or not self._job.store.exists(key):
+            return None
+        return dict(self._job.store.get_json(key))
+
+    def _publish(self, version: int) -> int:
+        """Brings the trainer's weights to the sampler. One that is lost on the way is started anew with them.
+
+        Returns:
+            How many were lost.
+        """
+        publication = asyncio.run(self._exchange(version))
+        for fault in publication.lost.values():
+            self._reclaim(version, fault)
+        return len(publication.lost)
+
+    async def _exchange(self, version: int) -> Publication:
+        sampler = client(self._job.config, self._checkpoint, self._sampler.url)
+        try:
+            return await self._publisher.publish([sampler], self._trainer, version)
+        finally:
+            await sampler.close()
+
+    def _reclaim(self, version: int, fault: InfraFault) -> None:
+        """Starts a lost sampler anew, at its old URL.
+
+        Raises:
+            ServiceError: it runs by itself, its restarts are used up, or it does not start.
+        """
+        server, allowed = self._sampler.server, self._job.config.sampler.max_restarts
+        lost = f"the sampler at {self._sampler.url} was lost while version {version} was published ({fault})"
+        if server is None:
+            raise ServiceError(f"{lost}; it was not started from here: start it again, then resume the campaign")
+        if self._restarts == allowed:
+            raise ServiceError(f"{lost}, and its {allowed} restarts (sampler.max_restarts) are used up")
+        self._restarts += 1
+        log.warning("%s: restart %d of %d", lost, self._restarts, allowed)
+        self._trainer.save_hf(self._weights)
+        server.restart(self._weights, version)
+
+    def _commit(self, step: int, metrics: Mapping[str, float]) -> None:
+        job, stage = self._job, self._course.stage
+        state = job.folder / "state"
+        self._trainer.save(state)
+        job.store.put_tree(state_key(job, stage, step), state)
+        job.commit(stage, step, metrics, leg=job.index)
+        if step >= KEPT_STATES:
+            job.store.delete(state_key(job, stage, step - KEPT_STATES))
+        log.info(
+            "step %d: reward %.3f, pass rate %.3f, turns %.2f, cancelled %d, %.1f s",
+            step,
+            metrics["rollout/reward_mean"],
+            metrics["rollout/pass_rate"],
+            metrics["rollout/turns_mean"],
+            metrics["rollout/cancelled"],
+            metrics["time/step"],
+        )
+
+    def _key(self, *parts: str | int) -> str:
+        return self._job.key(self._course.stage, *parts)
+
+
+@contextmanager
+def stepped(job: Job, course: Course, first: int, last: int) -> Iterator[Trainer]:
+    """Takes the steps from `first` up to, not including, `last`, and gives the trainer that has taken them.
+
+    `job.inputs`: `pool`, `checkpoint` (what RL starts from), `state` (the trainer's after the step before; None at the
+    beginning) and `critic` (a warm one to begin with; None for a cold one).
+    """
+    require(job.config)
+    shutil.rmtree(job.folder / "batches", ignore_errors=True)
+    done = [step for step in job.committed(course.stage) if first <= step < last]
+    position = done[-1] + 1 if done else first
+    if done:
+        log.info("continuing at step %d: steps %d to %d are committed", position, done[0], done[-1])
+    checkpoint = job.store.tree(job.inputs["checkpoint"])
+    state = state_key(job, course.stage, position - 1) if done else job.inputs["state"]
+    with _runtime(job, course, checkpoint) as (sampler, actor), _trainer(job, checkpoint, state) as trainer:
+        if position < last:
+            Leg(job, course, trainer, actor, checkpoint, sampler).run(position, last)
+        yield trainer
+
+
+def state_key(job: Job, stage: str, step: int) -> str:
+    """Where the trainer's state after `step` lies."""
+    return job.key(stage, "steps", f"{step:06d}", "state")
+
+
+def totals(job: Job, course: Course, first: int, last: int) -> dict[str, Any]:
+    """Launched and cancelled over the records of these steps, and the last record's metrics."""
+    records = [record["metrics"] for record in job.records(course.stage) if first <= record["step"] < last]
+    return {
+        "metrics": records[-1],
+        "launched": int(sum(metrics["rollout/launched"] for metrics in records)),
+        "cancelled": int(sum(metrics["rollout/cancelled"] for metrics in records)),
+    }
+
+
+@contextmanager
+def _runtime(job: Job, course: Course, checkpoint: Path) -> Iterator[tuple[OpenSampler, Any]]:
+    """A sampler and the rollout actor, for the time of the leg."""
+    seed = job.config.seed * 1_000 + job.index
+    with open_sampler(job.config, checkpoint, seed=seed, routing=True, log=job.folder / "sampler.log") as sampler:
+        ray.init(address="auto", logging_level="warning")
+        config = job.config.model_dump(mode="json")
+        tasks = str(job.store.tree(job.inputs["pool"]) / course.tasks)
+        actor = start_actor(job.campaign, config, tasks, str(checkpoint), sampler.url, str(job.folder))
+        try:
+            yield sampler, actor
+        finally:
+            ray.kill(actor)
+
+
+@contextmanager
+def _trainer(job: Job, checkpoint: Path, state: str | None) -> Iterator[Trainer]:
+    """Actor and critic: from the state of the step before, or from the checkpoint that RL starts from.
+
+    A warm critic brings its weights and nothing else: its optimizer and its schedule begin anew, as the actor's do.
+    """
+    config = job.config
+    with open_trainer(
+        config.model, config.trainer, actor=config.ppo.actor, critic=config.ppo.critic, seed=None, logs=job.folder
+    ) as trainer:
+        if state is not None:
+            trainer.load(job.store.tree(state))
+        else:
+            trainer.load_hf(checkpoint, what="actor")
+            if config.ppo.critic is not None:
+                warm = job.inputs["critic"]
+                trainer.load_hf(
+                    checkpoint if warm is None else job.store.tree(warm),
+                    what="critic_from_actor" if warm is None else "critic",
+                )
+            trainer.rotate()
+        yield trainer
+
+
+def _of_samples(batch: SpooledBatch) -> tuple[list[float], list[str]]:
+    """One reward and one group a sample: its trial's reward, and the task of its trial."""
+    trials = {
+        trial.trial_id: (reward.value, trial.task.task_id)
+        for trial, reward in zip(batch.trials, batch.rewards, strict=True)
+    }
+    found = [trials[sample.trial_id] for sample in batch.samples]
+    return [reward for reward, _ in found], [group for _, group in found]

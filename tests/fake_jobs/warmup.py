@@ -1,0 +1,15 @@
+"""A warm critic."""
+
+from tests.fake_jobs.stages import commit, model, run
+
+
+def stage(store, spec):
+    assert store.exists(spec["inputs"]["pool"])
+    assert store.exists(spec["inputs"]["checkpoint"])
+    for step in range(spec["config"]["ppo"]["critic"]["warmup"]["steps"]):
+        commit(store, spec, step)
+    return {"critic": model(store, f"campaigns/{spec['campaign']}/warmup/critic"), "step": 2, "metrics": {}}
+
+
+if __name__ == "__main__":
+    run(stage)
