@@ -79,8 +79,12 @@ class CampaignConfig(Section):
         problems += layout_problems(self.trainer.layout, self.model)
         if self.ppo.algorithm == "gspo" and self.trainer.layout.cp > 1:
             problems.append("ppo.algorithm gspo needs whole streams, trainer.layout.cp cuts them: set it to 1")
-        stages = {"base": self.base and self.base.optimizer, "sft": self.sft.optimizer, "ppo.actor": self.ppo.actor}
-        stages["ppo.critic"] = self.ppo.critic and self.ppo.critic.optimizer
+        stages = {
+            "base": self.base.optimizer if self.base else None,
+            "sft": self.sft.optimizer,
+            "ppo.actor": self.ppo.actor,
+            "ppo.critic": self.ppo.critic.optimizer if self.ppo.critic else None,
+        }
         muon = [name for name, optimizer in stages.items() if optimizer and optimizer.kind == "muon"]
         if self.trainer.distributed_optimizer and muon:
             problems.append(f"trainer.distributed_optimizer cuts matrices that muon needs whole ({', '.join(muon)})")

@@ -127,7 +127,7 @@ def test_a_critic_of_bins_and_ratios_of_whole_streams_do_not_depend_on_the_layou
         assert b == pytest.approx(a, rel=5e-6, abs=1e-6)
     for left, right in zip(arrays, other_arrays, strict=True):
         for a, b in zip(left, right, strict=True):
-            np.testing.assert_allclose(a, b, atol=2e-6)
+            np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["tp2", "tp2 ep2", "pp2"])
