@@ -70,15 +70,15 @@ def drive(
         stage: the job's module, and the name of the MLflow run.
         index: tells jobs of one stage apart.
         inputs: store keys and numbers that the job needs.
-        steps: how many steps the job makes, from `inputs["first_step"]` on, when that is known.
+        steps: how many steps of its stage are the job's, from `inputs["first_step"]` on; None when all are.
     """
     site, log, name = Site.current(), get_run_logger(), campaign_name(config)
     store = site.store()
     spec = JobSpec(stage, name, index, config.model_dump(mode="json"), dict(inputs))
     first = int(inputs.get("first_step", 0))
-    end = first + steps if steps is not None and "first_step" in inputs else None
+    end = first + steps if steps is not None else None
     title = f"{name} {stage} {index}" if index else f"{name} {stage}"
-    watched = Steps(f"campaigns/{name}/{stage}/steps", first, end, steps, title)
+    watched = Steps(f"campaigns/{name}/{stage}/steps", first, end, title)
 
     cluster = site.cluster(store)
     result = cluster.result(spec)

@@ -37,8 +37,6 @@ class Steps:
     first: int
     end: int | None
     """The first step that is not the job's; None when all are."""
-    count: int | None
-    """How many steps the job makes; it need not record each. None when the job alone knows."""
     title: str
 
     def number(self, key: str) -> int | None:
@@ -73,27 +71,27 @@ class Mirror:
             self._seen.add(step)
         if self._before is None:
             self._before = self._done()
-        if fresh and self._steps.count:
-            self._show(record["metrics"], self._steps.count)
+        if fresh:
+            self._show(record["metrics"], record["total"])
 
     def _done(self) -> int:
         """Steps behind the job."""
         return max(self._seen, default=self._steps.first - 1) + 1 - self._steps.first
 
-    def _show(self, metrics: Mapping[str, float | None], count: int) -> None:
-        percent = min(100.0, 100.0 * self._done() / count)
-        text = self._sentence(metrics, count)
+    def _show(self, metrics: Mapping[str, float | None], total: int) -> None:
+        percent = 100.0 * self._done() / total
+        text = self._sentence(metrics, total)
         if self._artifact is None:
             key = self._steps.title.lower().replace(" ", "-")
             self._artifact = cast(UUID, create_progress_artifact(percent, key=key, description=text))
         else:
             update_progress_artifact(self._artifact, percent, description=text)
 
-    def _sentence(self, metrics: Mapping[str, float | None], count: int) -> str:
+    def _sentence(self, metrics: Mapping[str, float | None], total: int) -> str:
         done = self._done()
         figures = [f"{word} {metrics[name]:.4g}" for name, word in _SHOWN.items() if metrics.get(name) is not None]
-        parts = [f"{self._steps.title}: step {done} of {count}", *figures]
-        if (since := done - (self._before or 0)) and done < count:
-            remaining = (time.monotonic() - self._started) / since * (count - done)
+        parts = [f"{self._steps.title}: step {done} of {total}", *figures]
+        if (since := done - (self._before or 0)) and done < total:
+            remaining = (time.monotonic() - self._started) / since * (total - done)
             parts.append(f"about {remaining / 60:.1f} min left")
         return ", ".join(parts)

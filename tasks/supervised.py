@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from prefect import task
 
-from components.config import CampaignConfig, SupervisedConfig
+from components.config import CampaignConfig
 from tasks import tracking
 from tasks.campaign import campaign_name, check_model
 from tasks.drive import STAGE, Driven, drive
@@ -21,19 +20,14 @@ def base_model(config: CampaignConfig, pool: Pool) -> Checkpoint:
     if config.model.path is not None:
         return _imported(config, config.model.path)
     assert config.base is not None
-    return _checkpoint(config, drive(config, "base", 0, {"pool": pool.key}, _steps(config.base)), "base")
+    return _checkpoint(config, drive(config, "base", 0, {"pool": pool.key}), "base")
 
 
 @task(name="sft", **STAGE)
 def sft(config: CampaignConfig, pool: Pool, base: Checkpoint) -> Checkpoint:
     """The base model after supervised fine-tuning."""
     inputs = {"pool": pool.key, "checkpoint": base.key}
-    return _checkpoint(config, drive(config, "sft", 0, inputs, _steps(config.sft)), "sft")
-
-
-def _steps(config: SupervisedConfig) -> int:
-    """About how many steps the stage makes; packing decides the exact number."""
-    return math.ceil(config.tokens / config.batch_tokens)
+    return _checkpoint(config, drive(config, "sft", 0, inputs), "sft")
 
 
 def _checkpoint(config: CampaignConfig, driven: Driven, label: str) -> Checkpoint:

@@ -49,9 +49,13 @@ class Job:
         """A store key within the campaign."""
         return "/".join(["campaigns", self.campaign, *(str(part) for part in parts)])
 
-    def commit(self, stage: str, step: int, metrics: Mapping[str, float], **facts: Any) -> None:
-        """Writes the record of a finished step. Its presence is what makes the step committed."""
-        record = {"step": step, "timestamp_ms": time.time_ns() // 1_000_000, "metrics": dict(metrics), **facts}
+    def commit(self, stage: str, step: int, metrics: Mapping[str, float], *, total: int, **facts: Any) -> None:
+        """Writes the record of a finished step. Its presence is what makes the step committed.
+
+        `total` says how many steps the job makes: what progress is measured against.
+        """
+        told = {"step": step, "total": total, "timestamp_ms": time.time_ns() // 1_000_000}
+        record = {**told, "metrics": dict(metrics), **facts}
         self.store.put_json(self.key(stage, "steps", f"{step:06d}", "record.json"), record)
 
     def committed(self, stage: str) -> list[int]:

@@ -57,10 +57,19 @@ class Leg:
     """The loop of one leg."""
 
     def __init__(
-        self, job: Job, course: Course, trainer: Trainer, actor: Any, checkpoint: Path, sampler: OpenSampler
+        self,
+        job: Job,
+        course: Course,
+        trainer: Trainer,
+        actor: Any,
+        checkpoint: Path,
+        sampler: OpenSampler,
+        *,
+        steps: int,
     ) -> None:
         self._job = job
         self._course = course
+        self._steps = steps
         self._checkpoint = checkpoint
         self._trainer = trainer
         self._actor = actor
@@ -182,7 +191,7 @@ class Leg:
         state = job.folder / "state"
         self._trainer.save(state)
         job.store.put_tree(state_key(job, stage, step), state)
-        job.commit(stage, step, metrics, leg=job.index)
+        job.commit(stage, step, metrics, total=self._steps, leg=job.index)
         if step >= KEPT_STATES:
             job.store.delete(state_key(job, stage, step - KEPT_STATES))
         log.info(
@@ -216,7 +225,7 @@ def stepped(job: Job, course: Course, first: int, last: int) -> Iterator[Trainer
     state = state_key(job, course.stage, position - 1) if done else job.inputs["state"]
     with _runtime(job, course, checkpoint) as (sampler, actor), _trainer(job, checkpoint, state) as trainer:
         if position < last:
-            Leg(job, course, trainer, actor, checkpoint, sampler).run(position, last)
+            Leg(job, course, trainer, actor, checkpoint, sampler, steps=last - first).run(position, last)
         yield trainer
 
 

@@ -35,7 +35,7 @@ WORKERS = 2
 STAGES = ("base", "sft")
 """The stages that demonstrate. No two of them see the same tasks."""
 RECORD_EVERY = 100
-"""Steps between two records."""
+"""Steps between two records; the last step has one too."""
 
 
 def train(job: Job, config: SupervisedConfig, *, start: Path | None, tokenizer_from: Path) -> dict[str, Any]:
@@ -61,9 +61,8 @@ def train(job: Job, config: SupervisedConfig, *, start: Path | None, tokenizer_f
             trainer.load_hf(start)
         step = _steps(job, run, trainer, first)
         publish_checkpoint(job, trainer, key, tokenizer_from=tokenizer_from)
-    records = list(job.records(job.stage))
-    metrics = records[-1]["metrics"] if records else {}
-    return {"checkpoint": key, "step": step, "metrics": metrics, "demonstrations": summary}
+    *_, last = job.records(job.stage)
+    return {"checkpoint": key, "step": step, "metrics": last["metrics"], "demonstrations": summary}
 
 
 def _steps(job: Job, run: Supervised, trainer: Trainer, first: int) -> int:
@@ -71,28 +70,27 @@ def _steps(job: Job, run: Supervised, trainer: Trainer, first: int) -> int:
     losses: list[float] = []
     norms: list[float] = []
     tokens = 0.0
-    step = first - 1
-    batches = run.batches(first)
-    for step, lr_share, batch in batches:
+    total = run.steps()
+    for step, lr_share, batch in run.batches(first):
         metrics = trainer.sft_step(batch, lr_share=lr_share, aux_loss_coef=run.config.aux_loss_coef)
         losses.append(metrics["loss"])
         norms.append(metrics["grad_norm"])
         tokens += metrics["tokens"]
-        if (step + 1) % RECORD_EVERY == 0:
+        if (step + 1) % RECORD_EVERY == 0 or step + 1 == total:
             figures = {"loss": fmean(losses), "grad_norm": fmean(norms), "tokens": tokens, "lr_share": lr_share}
-            _record(job, trainer, step, {f"{job.stage}/{name}": value for name, value in figures.items()})
+            _record(job, trainer, step, total, {f"{job.stage}/{name}": value for name, value in figures.items()})
             losses, norms, tokens = [], [], 0.0
-    return step + 1
+    return total
 
 
-def _record(job: Job, trainer: Trainer, step: int, metrics: dict[str, float]) -> None:
+def _record(job: Job, trainer: Trainer, step: int, total: int, metrics: dict[str, float]) -> None:
     state = job.folder / "state"
     trainer.save(state)
     job.store.put_tree(_state_key(job, step), state)
-    job.commit(job.stage, step, metrics)
-    if step >= RECORD_EVERY:
-        job.store.delete(_state_key(job, step - RECORD_EVERY))
-    log.info("step %d: loss %.4f", step + 1, metrics[f"{job.stage}/loss"])
+    job.commit(job.stage, step, metrics, total=total)
+    if (before := step // RECORD_EVERY * RECORD_EVERY - 1) >= 0:
+        job.store.delete(_state_key(job, before))
+    log.info("step %d of %d: loss %.4f", step + 1, total, metrics[f"{job.stage}/loss"])
 
 
 def _state_key(job: Job, step: int) -> str:

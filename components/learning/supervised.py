@@ -22,6 +22,10 @@ class Supervised:
     config: SupervisedConfig
     seed: int
 
+    def steps(self) -> int:
+        """How many batches the run has, exactly."""
+        return sum(1 for _ in self.batches())
+
     def batches(self, first_step: int = 0) -> Iterator[tuple[int, float, list[Sample]]]:
         """Yields (step, lr share, samples of the batch) from `first_step` on."""
         seen = 0

@@ -20,7 +20,7 @@ def stage(store, spec):
         if (Path(store.url).parent / "slow").exists():
             time.sleep(1.0)
         model(store, f"{prefix}/steps/{step:06d}/state")
-        commit(store, spec, step)
+        commit(store, spec, step, count)
         print(f"INFO step {step} committed", flush=True)
     key = model(store, f"{prefix}/legs/{spec['index']}/checkpoint")
     state = f"{prefix}/steps/{steps[-1]:06d}/state"

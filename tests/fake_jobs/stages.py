@@ -43,8 +43,8 @@ def model(store: ArtifactStore, key: str) -> str:
     return key
 
 
-def commit(store: ArtifactStore, spec: dict[str, Any], step: int) -> None:
-    """A step record as the RL job writes it."""
+def commit(store: ArtifactStore, spec: dict[str, Any], step: int, total: int) -> None:
+    """A step record as the RL job writes it; the job makes `total` steps."""
     metrics = {
         "rollout/reward_mean": 0.1 * step,
         "rollout/pass_rate": 0.1,
@@ -54,7 +54,7 @@ def commit(store: ArtifactStore, spec: dict[str, Any], step: int) -> None:
         "tito/drift": 0.0,
         "critic/explained_variance": None,
     }
-    record = {"step": step, "timestamp_ms": time.time_ns() // 1_000_000, "leg": spec["index"], "metrics": metrics}
+    record = {"step": step, "total": total, "timestamp_ms": time.time_ns() // 1_000_000, "metrics": metrics}
     store.put_json(f"campaigns/{spec['campaign']}/{spec['stage']}/steps/{step:06d}/record.json", record)
 
 

@@ -41,9 +41,19 @@ def test_the_base_model_is_trained_and_loads_in_transformers(campaign: SmallCamp
     assert base["demonstrations"]["n"] == 120
 
 
-def test_sft_continues_from_the_base_model(sft: dict[str, Any], base: dict[str, Any]) -> None:
+def test_sft_continues_from_the_base_model_and_its_last_record_is_that_of_its_last_step(
+    campaign: SmallCampaign, sft: dict[str, Any], base: dict[str, Any]
+) -> None:
     assert sft["checkpoint"] != base["checkpoint"]
-    assert sft["step"] > 0
+    assert "sft/loss" in sft["metrics"]
+    for stage, result in (("base", base), ("sft", sft)):
+        prefix = f"campaigns/{campaign.name}/{stage}/steps"
+        keys = campaign.store.list(prefix)
+        records = [campaign.store.get_json(key) for key in keys if key.endswith("/record.json")]
+        assert {record["total"] for record in records} == {result["step"]}
+        assert records[-1]["step"] + 1 == result["step"]
+        states = [key for key in keys if key.endswith("/state")]
+        assert states == [f"{prefix}/{records[-1]['step']:06d}/state"], "only the last state is kept"
 
 
 def _driver(campaign: SmallCampaign) -> psutil.Process | None:

@@ -30,6 +30,7 @@ def test_an_epoch_holds_every_sample_once_within_the_budget(lengths: list[int], 
     samples = [_sample(length, index) for index, length in enumerate(lengths)]
     run = Supervised(samples, _config(tokens=sum(lengths), batch_tokens=512), seed)
     batches = [batch for _, _, batch in run.batches()]
+    assert run.steps() == len(batches)
     assert sorted(int(s.tokens[0]) for batch in batches for s in batch) == list(range(len(lengths)))
     for batch in batches:
         assert len(batch) == 1 or sum(len(s.tokens) for s in batch) <= 512

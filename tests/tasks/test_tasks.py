@@ -96,13 +96,13 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tracker, R
 
 def commit(store: LocalStore, step: int) -> None:
     metrics = {"rollout/reward_mean": 0.5 + step, "critic/explained_variance": None}
-    record = {"step": step, "timestamp_ms": 1_000 * step, "metrics": metrics}
+    record = {"step": step, "total": 2, "timestamp_ms": 1_000 * step, "metrics": metrics}
     store.put_json(f"c/rl/steps/{step:06d}/record.json", record)
 
 
 def test_committed_steps_of_a_leg_are_mirrored_once_and_progress_is_told(store: LocalStore, watched) -> None:
     tracker, run, shown = watched
-    steps = Steps("c/rl/steps", first=2, end=4, count=2, title="m-s1 rl 2")
+    steps = Steps("c/rl/steps", first=2, end=4, title="m-s1 rl 2")
     store.put_bytes("c/rl/steps/000002/state", b"")
     following = Mirror(store, steps, run)
     following.poll()
