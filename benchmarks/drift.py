@@ -80,9 +80,8 @@ def train(config: CampaignConfig, tokens: int, folder: Path) -> Path:
     assert config.base is not None
     separator = wording_for(config.harness).separator
     vocabulary = config.model.vocab_size
-    tokenizer = train_tokenizer(
-        corpus(config.pool, seed=1), vocab_size=vocabulary, folder=folder / "tokenizer", separator=separator
-    )
+    beside = folder.with_name(f"{folder.name}-tokenizer")
+    tokenizer = train_tokenizer(corpus(config.pool, seed=1), vocab_size=vocabulary, folder=beside, separator=separator)
     template = template_for(tokenizer, config.harness)
     tasks = islice(generate(config.pool, Split.DEMONSTRATION, seed=1), 1_200)
     samples = [asyncio.run(_imagined(task, config, template)) for task in tasks]
@@ -91,7 +90,7 @@ def train(config: CampaignConfig, tokens: int, folder: Path) -> Path:
     for _, share, batch in Supervised(samples, stage, 1).batches():
         trainer.sft_step(batch, lr_share=share, aux_loss_coef=stage.aux_loss_coef)
     trainer.save_hf(folder)
-    for file in (folder / "tokenizer").iterdir():
+    for file in beside.iterdir():
         file.rename(folder / file.name)
     return folder
 
