@@ -34,4 +34,4 @@ SGLANG = SGLangConfig(
 def real_sglang(test: T) -> T:
     """Marks a test or a suite that needs one."""
     missing = pytest.mark.skipif(PYTHON is None, reason="`make sglang` installs a real SGLang and runs this")
-    return pytest.mark.sglang_cpu(pytest.mark.timeout(900)(missing(test)))
+    return pytest.mark.sglang_cpu(pytest.mark.timeout(2_400)(missing(test)))
