@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.torch import load_file
+from torch import Tensor
 
 from components.config import CriticConfig, HlGaussConfig, ModelConfig, OptimizerConfig
 from components.errors import CheckpointError, RecordError
@@ -53,6 +54,11 @@ def items(trainer: Trainer, samples: Sequence[Sample], *, gain: float = 1.0, tar
 
 def current(trainer: Trainer, samples: Sequence[Sample], *, replay: bool = True) -> list[Float32]:
     return trainer.logprobs(samples, weights="current", replay=replay, temperature=1.0)
+
+
+def weights_in(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a Hugging Face folder, of whatever files it is made."""
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
 def total(arrays: Sequence[Float32]) -> float:
@@ -191,7 +197,7 @@ class TrainerSuite:
             else:
                 metrics = trainer.critic_step(items(trainer, batch))
             trainer.save_hf(tmp_path / f"{step}-{capacity}")
-            weights = load_file(tmp_path / f"{step}-{capacity}" / "model.safetensors")
+            weights = weights_in(tmp_path / f"{step}-{capacity}")
             results.append((metrics, weights, trainer.values(samples)))
         (metrics, weights, values), (other_metrics, other_weights, other_values) = results
         for name in metrics.keys() - {"ratio_max", "error_max"}:
@@ -204,7 +210,7 @@ class TrainerSuite:
     def test_the_stream_of_weights_is_the_saved_folder(self, make: Make, tmp_path: Path) -> None:
         trainer = make()
         trainer.save_hf(tmp_path / "hf")
-        saved = load_file(tmp_path / "hf" / "model.safetensors")
+        saved = weights_in(tmp_path / "hf")
         streamed = dict(trainer.stream_hf())
         assert streamed.keys() == saved.keys()
         assert all(tensor.is_contiguous() and tensor.equal(saved[name]) for name, tensor in streamed.items())

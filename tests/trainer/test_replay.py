@@ -15,6 +15,7 @@ from components.errors import RecordError
 from components.records import Sample
 from components.trainer.batching import MicroBatch, micro_batches
 from components.trainer.megatron import MegatronTrainer
+from components.trainer.megatron.platform import cuda_as_cpu
 from components.trainer.megatron.replay import FREE, check_plan
 from tests.conformance.trainer_suite import ADAM, CRITIC
 
@@ -168,21 +169,91 @@ def test_actor_and_critic_of_one_process_share_no_cursor(model: ModelConfig, bat
     assert torch.equal(between[0], alone)
 
 
-def test_recompute_follows_the_plan_with_a_cursor_of_its_own(
-    model: ModelConfig, batch: MicroBatch, monkeypatch: pytest.MonkeyPatch
+ORDERS = {
+    "sequential": "f0 b0 f1 b1 f2 b2",
+    "gpipe": "f0 f1 f2 b0 b1 b2",
+    "1f1b": "f0 f1 b0 f2 b1 b2",
+    "last first": "f0 f1 f2 b2 b1 b0",
+}
+"""Forward and backward passes of three micro-batches."""
+
+
+@pytest.fixture
+def three(samples: list[Sample]) -> list[MicroBatch]:
+    """Micro-batches of equal shape, so that a plan of another one would fit, with a plan each."""
+    equal = [
+        Sample(s.tokens[:30], s.loss_mask[:30], s.logprobs[:30], None, s.trial_id)
+        for s in samples
+        if len(s.tokens) > 30
+    ]
+    batches = [batch for sample in equal for batch in micro_batches([sample], 128, replay=False)]
+    pairs = ([0, 1], [1, 3], [2, 0])
+    plans = [torch.tensor(pair, dtype=torch.int16).expand(2, 29, 2).contiguous() for pair in pairs]
+    return [planned(batch, plan) for batch, plan in zip(batches, plans, strict=True)]
+
+
+def passes(trainer: MegatronTrainer, batches: list[MicroBatch], order: str) -> dict[str, Tensor]:
+    """Gradients of the sum of losses, by passes in this order."""
+    network = trainer.actor
+    trainer.actor.module.zero_grad()
+
+    def loss(outputs: Tensor, _: MicroBatch) -> tuple[Tensor, None]:
+        return outputs.square().mean(), None
+
+    losses: dict[str, Tensor] = {}
+    plans = [batch.routing_LRK for batch in batches if batch.routing_LRK is not None]
+    with network.replay.replay(plans, backward=True), cuda_as_cpu():
+        for what in order.split():
+            if what[0] == "f":
+                outputs, scaled = network._forward(loss, 1, iter([batches[int(what[1])]]), network.module)
+                losses[what[1]] = scaled(outputs)[0]
+            else:
+                losses.pop(what[1]).backward()
+    return {name: p.grad.clone() for name, p in network.module.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+def test_recompute_follows_the_plan_of_its_micro_batch_in_every_order(
+    model: ModelConfig, three: list[MicroBatch], recompute: str, order: str
 ) -> None:
-    from components.trainer.megatron import specs
-
-    plan = torch.tensor([1, 3]).expand(2, len(batch.ids_T), 2).contiguous()
-    plain = gradients(MegatronTrainer(model, TrainerConfig(), actor=ADAM, seed=3), batch, plan)
-    original = specs.transformer_config
-
-    def recomputing(*args: Any, **kwargs: Any) -> Any:
-        config = original(*args, **kwargs)
-        config.recompute_granularity, config.recompute_method, config.recompute_num_layers = "full", "uniform", 1
-        return config
-
-    monkeypatch.setattr(specs, "transformer_config", recomputing)
-    again = gradients(MegatronTrainer(model, TrainerConfig(), actor=ADAM, seed=3), batch, plan)
+    plain = passes(MegatronTrainer(model, TrainerConfig(), seed=3), three, ORDERS["sequential"])
+    config = TrainerConfig.model_validate({"recompute": recompute})
+    trainer = MegatronTrainer(model, config, seed=3)
+    again = passes(trainer, three, ORDERS[order])
+    assert plain.keys() == again.keys()
     for name, gradient in plain.items():
         torch.testing.assert_close(gradient, again[name], atol=1e-7, rtol=1e-6, msg=name)
+    # The plans differ: the gradients of another order of plans are others.
+    turned = [planned(batch, other.routing_LRK) for batch, other in zip(three, three[1:] + three[:1], strict=True)]
+    other = passes(trainer, turned, ORDERS[order])
+    assert any(not torch.allclose(gradient, other[name], atol=1e-5) for name, gradient in plain.items())
+
+
+@pytest.mark.parametrize(
+    ("order", "counts"), [("f0 b0 f1 f2 b2", "3 forward, 2 recompute"), ("f0 b0 f1 b1", "2 forward, 2 recompute")]
+)
+def test_a_pass_that_is_missing_is_named_with_its_router(
+    model: ModelConfig, three: list[MicroBatch], order: str, counts: str
+) -> None:
+    trainer = MegatronTrainer(model, TrainerConfig(recompute="full"), seed=3)
+    with pytest.raises(RecordError, match=f"3 micro-batches not consumed exactly once: layer 1: {counts}; layer 2"):
+        passes(trainer, three, order)
+
+
+def test_a_recomputation_that_saw_other_scores_is_no_micro_batchs(
+    model: ModelConfig, three: list[MicroBatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = MegatronTrainer(model, TrainerConfig(recompute="full"), seed=3)
+    slot = trainer.actor.replay.slots[0]
+    recomputed = slot._recomputed
+    monkeypatch.setattr(slot, "_recomputed", lambda scores: recomputed(scores + 1))
+    with pytest.raises(RecordError, match="router of layer 1: a recompute pass saw the scores of no micro-batch"):
+        passes(trainer, three, ORDERS["1f1b"])
+
+
+def test_nothing_is_awaited_where_no_backward_pass_follows(model: ModelConfig, three: list[MicroBatch]) -> None:
+    trainer = MegatronTrainer(model, TrainerConfig(recompute="full"), seed=3)
+    plain = MegatronTrainer(model, TrainerConfig(), seed=3)
+    for batch in three:
+        assert torch.equal(logits(trainer, batch, batch.routing_LRK), logits(plain, batch, batch.routing_LRK))

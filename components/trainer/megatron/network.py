@@ -21,7 +21,7 @@ from components.trainer.batching import MicroBatch
 from components.trainer.megatron.modules import RowSelector
 from components.trainer.megatron.optimizer import ModelOptimizer
 from components.trainer.megatron.placement import LAYER, gathered, placements
-from components.trainer.megatron.platform import Place, cuda_as_cpu, plain_torch
+from components.trainer.megatron.platform import Place, cuda_as_cpu, device, plain_torch
 from components.trainer.megatron.replay import ReplayController
 
 Result = TypeVar("Result")
@@ -192,11 +192,11 @@ def take_aux_loss(layers: int) -> float:
     """The load-balancing loss since the last call, before its coefficient: summed over layers and passes, averaged over
     data ranks. Every rank must call it."""
     from megatron.core import parallel_state
-    from megatron.core.transformer.moe.moe_utils import clear_aux_losses_tracker, get_moe_layer_wise_logging_tracker
+    from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 
-    tracker = get_moe_layer_wise_logging_tracker()
-    values = tracker[AUX_LOSS]["values"].clone() if AUX_LOSS in tracker else torch.zeros(layers)
-    clear_aux_losses_tracker()
+    # Taken out, not only emptied: the next model of this process may have other layers.
+    kept = get_moe_layer_wise_logging_tracker().pop(AUX_LOSS, None)
+    values = torch.zeros(layers, device=device()) if kept is None else kept["values"]
     data = parallel_state.get_data_parallel_group()
     for group in (
         parallel_state.get_pipeline_model_parallel_group(),

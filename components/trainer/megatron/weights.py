@@ -10,6 +10,7 @@ layer.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from components.trainer.megatron.agreement import shared_folder
 
 MODEL_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+FLOAT32_BYTES = 4
+"""Of each element that is written."""
 
 RENAMED = {
     "input_layernorm.weight": "input_layernorm.weight",
@@ -146,8 +149,11 @@ def write_folder(
     def seal(fresh: Path) -> None:
         (fresh / "config.json").write_text(json.dumps(_document(model, labels), indent=2) + "\n")
         if parts > 1:
-            where = {key: file.name for file in sorted(fresh.glob("model-*")) for key in shapes_in([file])}
-            (fresh / INDEX_FILE).write_text(json.dumps({"weight_map": where}, indent=2) + "\n")
+            files = {file: shapes_in([file]) for file in sorted(fresh.glob("model-*"))}
+            size = FLOAT32_BYTES * sum(math.prod(shape) for shapes in files.values() for shape in shapes.values())
+            where = {key: file.name for file, shapes in files.items() for key in shapes}
+            index = {"metadata": {"total_size": size}, "weight_map": where}
+            (fresh / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
 
     with shared_folder(folder, seal) as fresh:
         if parameters:
