@@ -17,7 +17,7 @@ from components.sampler.engine import open_engine
 from components.trainer import Trainer
 from components.trainer.megatron import MegatronTrainer, RemoteTrainer
 from components.trainer.ranks import Ranks
-from tests.conformance.trainer_suite import ADAM, MUON, current, items, same, weights_in
+from tests.conformance.trainer_suite import ADAM, CRITIC, MUON, current, items, same, weights_in
 from tests.trainer.test_layouts import LAYOUTS, trainer_config
 
 SHARDED = "tp2 ep2 distributed optimizer"
@@ -33,7 +33,7 @@ def build(ranks: Ranks, model: ModelConfig, name: str, **more: Any) -> Trainer:
 
 def step(trainer: Trainer, batch: list[Sample]) -> list[dict[str, float]]:
     learn = items(trainer, batch)
-    metrics = [trainer.critic_step(learn, value_clip=0.2, scale=2.0)]
+    metrics = [trainer.critic_step(learn)]
     trainer.rotate()
     return [*metrics, trainer.actor_step(learn, clip=0.2, temperature=0.9)]
 
@@ -43,9 +43,9 @@ def test_a_state_is_continued_by_every_layout_in_turn(
     ranks: Ranks, model: ModelConfig, samples: list[Sample], tmp_path: Path, tied: bool
 ) -> None:
     model = model.model_copy(update={"tie_word_embeddings": tied})
-    uninterrupted = build(ranks, model, "alone", actor=ADAM, critic=ADAM, seed=3)
+    uninterrupted = build(ranks, model, "alone", actor=ADAM, critic=CRITIC, seed=3)
     for number, name in enumerate(CHAIN):
-        trainer = build(ranks, model, name, actor=ADAM, critic=ADAM, seed=3 if number == 0 else None)
+        trainer = build(ranks, model, name, actor=ADAM, critic=CRITIC, seed=3 if number == 0 else None)
         if number:
             trainer.load(tmp_path / str(number - 1))
         for expected, found in zip(step(uninterrupted, samples), step(trainer, samples), strict=True):
@@ -69,11 +69,11 @@ def test_the_momenta_of_muon_go_along(ranks: Ranks, model: ModelConfig, samples:
 def test_every_part_is_stored_once_and_a_resumed_run_is_bit_equal_in_the_same_layout(
     ranks: Ranks, model: ModelConfig, samples: list[Sample], tmp_path: Path
 ) -> None:
-    first = build(ranks, model, SHARDED, actor=ADAM, critic=ADAM, seed=3)
+    first = build(ranks, model, SHARDED, actor=ADAM, critic=CRITIC, seed=3)
     step(first, samples)
     first.save(tmp_path / "state")
     expected = step(first, samples)
-    second = build(ranks, model, SHARDED, actor=ADAM, critic=ADAM, seed=None)
+    second = build(ranks, model, SHARDED, actor=ADAM, critic=CRITIC, seed=None)
     second.load(tmp_path / "state")
     assert step(second, samples) == expected
     stored = 0
@@ -109,7 +109,7 @@ def test_a_folder_written_by_any_layout_is_read_by_all_that_read_such_folders(
 def test_a_rank_that_cannot_read_its_part_keeps_all_ranks_from_changing(
     ranks: Ranks, model: ModelConfig, samples: list[Sample], tmp_path: Path
 ) -> None:
-    trainer = build(ranks, model, "pp2", actor=ADAM, critic=ADAM, seed=3)
+    trainer = build(ranks, model, "pp2", actor=ADAM, critic=CRITIC, seed=3)
     trainer.save(tmp_path / "state")
     step(trainer, samples)
     before, values = current(trainer, samples), trainer.values(samples)
