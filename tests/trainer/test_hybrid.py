@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from components.config import ModelConfig, OptimizerConfig, TrainerConfig
+from components.config.hugging_face import document
 from components.records import Sample
 from components.routing import checksum
 from components.trainer.batching import micro_batches
 from components.trainer.megatron import MegatronTrainer
+from components.trainer.megatron.muon import matrix_parts
 from components.trainer.megatron.weights import expected_shapes, to_hugging_face, to_megatron
-from tests.conformance.trainer_suite import ADAM, CRITIC, current, items, random_sample, same
+from tests.conformance.trainer_suite import ADAM, CRITIC, MUON, current, items, random_sample, same
 from tests.trainer.conftest import HYBRID
 from tests.trainer.test_weights import all_trainable, oracle_logprobs
 
@@ -129,7 +133,7 @@ def test_every_layer_has_a_router_whose_record_is_replayed(streams: list[Sample]
     assert same(free, current(trainer, own))
 
 
-@pytest.mark.parametrize("actor", [ADAM], ids=["adam"])
+@pytest.mark.parametrize("actor", [ADAM, MUON], ids=["adam", "muon"])
 def test_a_resumed_run_is_bit_equal(streams: list[Sample], tmp_path: Path, actor: OptimizerConfig) -> None:
     def step(trainer: MegatronTrainer) -> list[dict[str, float]]:
         learn = items(trainer, streams)
@@ -156,3 +160,60 @@ def test_the_mapping_is_a_bijection(model: ModelConfig) -> None:
     back = to_hugging_face(to_megatron(weights, model), model)
     assert back.keys() == weights.keys()
     assert all(torch.equal(back[name], weights[name]) for name in weights)
+
+
+def hugging_face_matrices(weights: dict[str, Tensor]) -> Iterator[Tensor]:
+    """Every matrix of the layers but routers, convolutions and the shared expert's gate; fused ones apart."""
+    for name, weight in weights.items():
+        if weight.ndim != 2 or any(word in name for word in ("embed_tokens", "lm_head", "mlp.gate.", "expert_gate")):
+            continue
+        if "in_proj_qkv" in name:
+            yield from torch.split(weight, [2 * 8, 2 * 8, 4 * 12])
+        elif "q_proj" in name:
+            yield from (part.reshape(-1, 32) for part in weight.view(4, 2, 16, 32).unbind(1))
+        else:
+            yield weight
+
+
+def test_muon_takes_the_matrices_as_hugging_face_names_them() -> None:
+    trainer = build()
+    names = {parameter: name for name, parameter in trainer.actor.module.named_parameters()}
+    parts = matrix_parts(names, UNTIED)
+    found = [matrix for part in parts for matrix in part.read(part.parameter.detach())]
+    wanted = list(hugging_face_matrices(to_hugging_face(trainer.actor.parameters(), UNTIED)))
+
+    def described(matrix: Tensor) -> tuple[int, ...]:
+        return (*matrix.shape, *matrix.flatten().tolist())
+
+    assert sorted(map(described, found)) == sorted(map(described, wanted))
+
+
+def test_a_published_folder_is_read_whose_text_model_is_part_of_a_multimodal_one(tmp_path: Path) -> None:
+    trainer, other = build(seed=1), build(seed=2)
+    trainer.save_hf(tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    weights = load_file(file)
+    published = {
+        name.replace("model.", "model.language_model.", 1): tensor
+        for name, tensor in weights.items()
+        if ".experts." not in name
+    }
+    for layer in range(HYBRID.num_hidden_layers):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        experts = [
+            {part: weights[f"{prefix}{expert}.{part}_proj.weight"] for part in ("gate", "up", "down")}
+            for expert in range(HYBRID.num_experts)
+        ]
+        target = prefix.replace("model.", "model.language_model.", 1)
+        published[target + "gate_up_proj"] = torch.stack([torch.cat([e["gate"], e["up"]]) for e in experts])
+        published[target + "down_proj"] = torch.stack([e["down"] for e in experts])
+    published |= {"model.visual.patch_embed.proj.weight": torch.zeros(3), "mtp.norm.weight": torch.zeros(3)}
+    save_file(published, file)
+    text = document(UNTIED)
+    whole = {"model_type": "qwen3_5_moe", "architectures": ["Qwen3_5MoeForConditionalGeneration"], "text_config": text}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(whole))
+    before = {name: p.clone() for name, p in other.actor.parameters().items()}
+    other.load_hf(tmp_path / "model")
+    assert not any(torch.equal(p, before[name]) for name, p in other.actor.parameters().items())
+    ours = trainer.actor.parameters()
+    assert all(torch.equal(ours[name], parameter) for name, parameter in other.actor.parameters().items())

@@ -12,7 +12,7 @@ from components.records import Sample
 from components.trainer import Trainer
 from components.trainer.megatron import MegatronTrainer, RemoteTrainer
 from components.trainer.ranks import Ranks
-from tests.conformance.trainer_suite import ADAM, random_sample
+from tests.conformance.trainer_suite import ADAM, CRITIC, MUON, current, random_sample
 from tests.trainer.conftest import HYBRID
 from tests.trainer.test_layouts import LAYOUTS, Run, assert_same, learn, trainer_config
 
@@ -53,7 +53,7 @@ def loaded(trainer: Trainer, start: Path) -> Trainer:
 
 @pytest.fixture(scope="module")
 def alone(batch: list[Sample], start: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    trainer = MegatronTrainer(HYBRID, config(), actor=ADAM, critic=ADAM)
+    trainer = MegatronTrainer(HYBRID, config(), actor=ADAM, critic=CRITIC)
     return learn(loaded(trainer, start), batch, tmp_path_factory.mktemp("alone") / "model")
 
 
@@ -61,7 +61,21 @@ def alone(batch: list[Sample], start: Path, tmp_path_factory: pytest.TempPathFac
 def test_a_layout_computes_and_learns_what_one_process_does(
     ranks: Ranks, batch: list[Sample], start: Path, alone: Run, tmp_path: Path, name: str
 ) -> None:
-    trainer = RemoteTrainer(ranks, HYBRID, config(name), actor=ADAM, critic=ADAM)
+    trainer = RemoteTrainer(ranks, HYBRID, config(name), actor=ADAM, critic=CRITIC)
     # Twice as deep as the plain model: rounding has further to grow. A gradient that a rank forgot to add would move a
     # weight by a thousandth at each of the steps.
     assert_same(alone, learn(loaded(trainer, start), batch, tmp_path / "model"), atol=1e-5)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["tp2", "cp2"])
+def test_muon_orthogonalises_whole_matrices_wherever_their_parts_are(
+    ranks: Ranks, batch: list[Sample], start: Path, name: str
+) -> None:
+    one = loaded(MegatronTrainer(HYBRID, config(), actor=MUON, critic=CRITIC), start)
+    two = loaded(RemoteTrainer(ranks, HYBRID, config(name), actor=MUON, critic=CRITIC), start)
+    for _ in range(2):
+        metrics = [trainer.sft_step(batch, lr_share=1.0, aux_loss_coef=0.0) for trainer in (one, two)]
+        assert metrics[1] == pytest.approx(metrics[0], rel=2e-5)
+    for left, right in zip(current(one, batch), current(two, batch), strict=True):
+        np.testing.assert_allclose(left, right, atol=5e-5)

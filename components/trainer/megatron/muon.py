@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +121,8 @@ class Muon:
 def matrix_parts(
     names: Mapping[Tensor, str], model: ModelConfig, group: dist.ProcessGroup | None = None
 ) -> list[Matrices]:
-    """The matrices that Muon takes: all but embeddings, routers and heads. `group` cuts those of attention."""
+    """The matrices that Muon takes: all but embeddings, routers, heads and convolutions. `group` cuts all of them but
+    those of the routed experts."""
     ranks = 1 if group is None else group.size()
     rows_cut, columns_cut = (None if group is None or ranks == 1 else Cut(group, dim) for dim in (1, 2))
     parts: list[Matrices] = []
@@ -129,20 +130,40 @@ def matrix_parts(
         kind = name.removesuffix(".weight").rpartition(".")[2]
         if kind == "linear_qkv":
             parts += [Matrices(parameter, 1, rows, rows_cut) for rows in _query_key_value_rows(model, ranks)]
+        elif kind == "in_proj":
+            parts += [Matrices(parameter, 1, rows, rows_cut) for rows in _delta_net_rows(model, ranks)]
+        elif "shared_experts.linear_fc1" in name:
+            gate, up = torch.arange(len(parameter)).view(-1, 2).unbind(1)
+            parts += [Matrices(parameter, 1, rows, rows_cut) for rows in (gate, up)]
+        elif kind in ("linear_proj", "out_proj") or "shared_experts.linear_fc2" in name:
+            parts.append(Matrices(parameter, 1, cut=columns_cut))
         elif kind == "linear_fc1":
             parts.append(Matrices(parameter, 2 * len(parameter)))
         elif kind == "linear_fc2":
             parts.append(Matrices(parameter, len(parameter)))
-        elif kind == "linear_proj":
-            parts.append(Matrices(parameter, 1, cut=columns_cut))
     return parts
 
 
-def _query_key_value_rows(model: ModelConfig, ranks: int) -> Iterable[Tensor]:
-    groups, head = model.num_key_value_heads // ranks, model.head_dim
-    each = model.num_attention_heads // model.num_key_value_heads
-    rows = torch.arange(groups * (each + 2) * head).view(groups, each + 2, head)
-    return rows[:, :each].flatten(), rows[:, each].flatten(), rows[:, each + 1].flatten()
+def _query_key_value_rows(model: ModelConfig, ranks: int) -> list[Tensor]:
+    """Of queries, their gates when the attention is gated, keys and values (`mixers`)."""
+    each = model.num_attention_heads // model.num_key_value_heads * model.head_dim
+    gates = [] if model.hybrid is None else [each]
+    return _rows_by_group(model.num_key_value_heads // ranks, [each, *gates, model.head_dim, model.head_dim])
+
+
+def _delta_net_rows(model: ModelConfig, ranks: int) -> list[Tensor]:
+    """Of queries, keys, values, their gates, β and α (`mixers`)."""
+    hybrid = model.hybrid
+    assert hybrid is not None
+    heads = hybrid.linear_num_value_heads // hybrid.linear_num_key_heads
+    key, values = hybrid.linear_key_head_dim, heads * hybrid.linear_value_head_dim
+    return _rows_by_group(hybrid.linear_num_key_heads // ranks, [key, key, values, values, heads, heads])
+
+
+def _rows_by_group(groups: int, sizes: list[int]) -> list[Tensor]:
+    """The rows of each kind in a fused matrix that holds so many of each, one kind behind the other, in every group."""
+    rows = torch.arange(groups * sum(sizes)).view(groups, -1)
+    return [part.flatten() for part in torch.split(rows, sizes, 1)]
 
 
 def gradients_of(parameters: Sequence[Tensor]) -> list[Tensor]:

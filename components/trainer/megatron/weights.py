@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -31,6 +31,10 @@ MODEL_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 FLOAT32_BYTES = 4
 """Of each element that is written."""
+
+INSIDE = "model.language_model."
+LEFT_OUT = ("model.visual.", "mtp.")
+"""Of a published Qwen3.5: where the text model is, and what is not part of it."""
 
 RENAMED = {
     "input_layernorm.weight": "input_layernorm.weight",
@@ -172,17 +176,58 @@ def read_folder(
     """
     problems = _config_problems(folder, model)
     files = _weight_files(folder)
-    found = shapes_in(files)
+    found = sources(shapes_in(files), model)
     if model.tie_word_embeddings and "lm_head.weight" in found:
+        ends = _read(
+            files, {name: found[name] for name in ("lm_head.weight", "model.embed_tokens.weight") if name in found}
+        )
         del found["lm_head.weight"]
-        ends = read_tensors(files, {"lm_head.weight", "model.embed_tokens.weight"})
         if not torch.equal(ends["lm_head.weight"], ends.get("model.embed_tokens.weight", ends["lm_head.weight"])):
             problems.append("lm_head.weight differs from model.embed_tokens.weight, but the model ties them")
-    problems += fit_problems(found, expected_shapes(model, labels))
+    shapes = {name: source.shape for name, source in found.items()}
+    problems += fit_problems(shapes, expected_shapes(model, labels))
     if problems:
         raise CheckpointError(listed(folder, problems))
-    kept = found if layers is None else _of_layers(found, layers)
-    return to_megatron({name: tensor.float() for name, tensor in read_tensors(files, set(kept)).items()}, model)
+    kept = set(found) if layers is None else _of_layers(found, layers)
+    weights = _read(files, {name: found[name] for name in kept})
+    return to_megatron({name: tensor.float() for name, tensor in weights.items()}, model)
+
+
+class Source(NamedTuple):
+    """Where a folder keeps one of the tensors that we name: in which of its own, and what part of that."""
+
+    name: str
+    part: tuple[int | slice, ...]
+    shape: tuple[int, ...]
+
+
+def sources(stored: Mapping[str, tuple[int, ...]], model: ModelConfig) -> dict[str, Source]:
+    """By our names, from the names and shapes of what is stored.
+
+    Published folders of Qwen3.5 hold a multimodal model: the text model is inside it, its vision and its layers that
+    predict further tokens are left out, and all experts of a layer stand in one tensor.
+    """
+    found: dict[str, Source] = {}
+    for name, size in stored.items():
+        if model.hybrid is None:
+            found[name] = Source(name, (), size)
+            continue
+        if name.startswith(LEFT_OUT):
+            continue
+        own = name.replace(INSIDE, "model.", 1)
+        prefix, _, kind = own.rpartition(".experts.")
+        if prefix and kind == "gate_up_proj":
+            half = size[1] // 2
+            for expert in range(size[0]):
+                for side, rows in (("gate", slice(0, half)), ("up", slice(half, 2 * half))):
+                    key = f"{prefix}.experts.{expert}.{side}_proj.weight"
+                    found[key] = Source(name, (expert, rows), (half, size[2]))
+        elif prefix and kind == "down_proj":
+            for expert in range(size[0]):
+                found[f"{prefix}.experts.{expert}.down_proj.weight"] = Source(name, (expert,), size[1:])
+        else:
+            found[own] = Source(name, (), size)
+    return found
 
 
 def fit_problems(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -209,6 +254,18 @@ def shapes_in(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
 def read_tensors(files: Sequence[Path], names: Set[str]) -> dict[str, Tensor]:
     """Those of the named tensors that are there; CheckpointError when a file is missing or cut short."""
     return {name: opened.get_tensor(name) for opened in map(_opened, files) for name in names & set(opened.keys())}
+
+
+def _read(files: Sequence[Path], wanted: Mapping[str, Source]) -> dict[str, Tensor]:
+    """By our names."""
+    found = {}
+    for opened in map(_opened, files):
+        there = set(opened.keys())
+        for name, source in wanted.items():
+            if source.name in there:
+                whole = opened.get_slice(source.name)
+                found[name] = whole[source.part] if source.part else opened.get_tensor(source.name)
+    return found
 
 
 def read_json(file: Path) -> Any:
