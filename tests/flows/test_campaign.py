@@ -135,7 +135,7 @@ def test_a_campaign_survives_the_death_of_its_job_and_of_its_flow_and_logs_no_st
     again = campaign.run(*overrides)
     assert (again[0], again[1]) == (0, output)
     assert campaign.trace() == trace
-    code, output = campaign.run("rl.legs=1", "rl.leg_steps=5")
+    code, output = campaign.run(*overrides, "rl.leg_steps=5")
     assert (code, output) == (2, "")
     assert "choose another name" in campaign.errors().splitlines()[-2]
 

@@ -71,10 +71,8 @@ def test_rl_begins_with_the_warm_critic(
     assert all(metrics["critic/explained_variance"] is not None for metrics in steps)
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    ["gspo", pytest.param("grpo", marks=pytest.mark.nightly)],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("algorithm", ["gspo", "grpo"])
 def test_a_baseline_learns_from_groups_without_a_critic(
     campaign: SmallCampaign, pool: dict[str, Any], sft: dict[str, Any], algorithm: str
 ) -> None:

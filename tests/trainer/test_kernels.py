@@ -1,0 +1,44 @@
+"""Paths that exist on GPUs only are refused where they cannot run."""
+
+import pytest
+
+from components.config import TrainerConfig
+from components.errors import ConfigError
+from components.trainer.megatron.specs import check_kernels
+
+ALL = TrainerConfig.model_validate(
+    {
+        "kernels": {"transformer_engine": True, "grouped_gemm": True, "fusions": True},
+        "dispatcher": "deepep",
+        "layout": {"ep": 2, "dp": 2},
+    }
+)
+WITHOUT_ENGINE = TrainerConfig.model_validate({"kernels": {"grouped_gemm": True}})
+
+
+@pytest.mark.parametrize(
+    ("config", "keys"),
+    [
+        (ALL, ["trainer.kernels.transformer_engine", "trainer.dispatcher deepep"]),
+        (WITHOUT_ENGINE, ["trainer.kernels.grouped_gemm"]),
+    ],
+)
+def test_every_path_that_lacks_a_gpu_or_its_package_is_named_with_what_it_lacks(
+    config: TrainerConfig, keys: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_kernels(config, cuda=False, installed=lambda package: False)
+    lines = [line for line in str(refused.value).splitlines() if "needs" in line]
+    assert len(lines) == len(keys)
+    for key, line in zip(keys, lines, strict=True):
+        assert key in line
+        assert "CUDA and the package" in line
+
+
+def test_a_machine_that_has_all_of_them_is_not_refused() -> None:
+    check_kernels(ALL, cuda=True, installed=lambda package: True)
+
+
+def test_a_missing_package_is_said_where_there_is_a_gpu() -> None:
+    with pytest.raises(ConfigError, match="the package deep_ep on the trainer's machine"):
+        check_kernels(ALL, cuda=True, installed=lambda package: package != "deep_ep")
