@@ -250,30 +250,6 @@ class TrainerSuite:
         second.load_hf(tmp_path / "model", what="critic_from_actor")
         assert total(second.values(samples)) == 0
 
-    def test_a_critics_folder_carries_its_weights_and_nothing_of_its_optimizer(
-        self, make: Make, samples: list[Sample], tmp_path: Path
-    ) -> None:
-        # NeMo-RL #4213/#3821: a warm-started critic went on with another run's Adam moments and learning rate step.
-        warming = CriticConfig(optimizer=OptimizerConfig(lr=1e-2, weight_decay=0, warmup_steps=50))
-        first = make(critic=warming)
-        for _ in range(3):
-            first.critic_step(items(first, samples))
-        first.save_hf(tmp_path / "critic", what="critic")
-        warm, other = make(critic=warming, seed=1), make(critic=warming, seed=2)
-        for trainer in (warm, other):
-            trainer.load_hf(tmp_path / "critic", what="critic")
-            assert same(trainer.values(samples), first.values(samples))
-        fresh, continued = items(warm, samples), items(first, samples)
-        warm.critic_step(fresh)
-        other.critic_step(fresh)
-        assert same(warm.values(samples), other.values(samples))
-        first.critic_step(continued)
-        step = [
-            np.abs(np.concatenate(t.values(samples)) - np.concatenate([i.old_values_N for i in fresh])).max()
-            for t in (warm, first)
-        ]
-        assert step[0] < step[1]  # the first step of a fresh schedule, not the fourth of another run's
-
     def test_a_broken_folder_is_named_and_changes_nothing(
         self, make: Make, samples: list[Sample], tmp_path: Path
     ) -> None:

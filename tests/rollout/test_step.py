@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import Counter
 
 import pytest
 
@@ -84,24 +83,6 @@ async def test_a_fault_is_tried_again_and_then_replaced():
         (1, False, FaultCause.SAMPLER),
         (2, True, FaultCause.SAMPLER),
     ]
-
-
-async def test_a_group_is_several_trials_of_one_task_and_a_fault_costs_one_of_them():
-    # miles #2800: one aborted sample threw its whole group away; at 5 % faults and groups of 8 a third of all work.
-    seen = []
-
-    async def run(attempt):
-        seen.append((attempt.task.ref.task_id, attempt.trial_id))
-        if attempt.task.ref.task_id == "files-1" and len([name for name, _ in seen if name == "files-1"]) == 2:
-            return faulted(attempt.trial_id, attempt.task.ref)
-        return graded(attempt.trial_id, attempt.task.ref)
-
-    settings = config(batch=8, oversample=0)
-    result = await run_step(tasks(9), campaign="c", step=2, config=settings, run_trial=run, group=4)
-    assert Counter(trial.task.task_id for trial in result.trials) == {"files-0": 4, "files-1": 4}
-    assert Counter(name for name, _ in seen) == {"files-0": 4, "files-1": 5}
-    assert len({trial_id for _, trial_id in seen}) == 9
-    assert result.consumed == 2
 
 
 async def test_a_fault_that_is_raised_counts_like_one_that_is_returned():

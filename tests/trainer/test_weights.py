@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from components.config import ModelConfig, OptimizerConfig, TrainerConfig
+from components.config import CriticConfig, ModelConfig, OptimizerConfig, TrainerConfig
 from components.errors import CheckpointError
 from components.records import Sample
 from components.trainer.folder import atomic_folder, recover
@@ -69,6 +69,24 @@ def test_transformers_and_megatron_agree_in_both_directions(
     second.load_hf(tmp_path / "theirs")
     again = second.logprobs(samples, weights="current", replay=False, temperature=1.0)
     assert all(np.array_equal(a, b) for a, b in zip(ours, again, strict=True))
+
+
+def test_a_critics_folder_is_a_token_classifier_of_transformers_with_the_same_values(
+    model: ModelConfig, samples: list[Sample], tmp_path: Path
+) -> None:
+    trainer = MegatronTrainer(model, TrainerConfig(), critic=CriticConfig(optimizer=OptimizerConfig(lr=1e-2)), seed=4)
+    assert trainer.critic is not None
+    torch.manual_seed(0)
+    head = {n: torch.randn_like(p) for n, p in trainer.critic.parameters().items() if n.startswith("output_layer")}
+    trainer.critic.set_parameters(head)
+    trainer.save_hf(tmp_path / "critic", what="critic")
+    oracle = AutoModelForTokenClassification.from_pretrained(tmp_path / "critic", dtype=torch.float32).eval()
+    for sample, values in zip(samples, trainer.values(samples), strict=True):
+        with torch.no_grad():
+            expected = oracle(torch.from_numpy(sample.tokens.astype(np.int64))[None]).logits[0, :-1, 0].numpy()
+        np.testing.assert_allclose(values[1:], np.where(sample.loss_mask[1:], expected, 0), atol=1e-5)
+    with pytest.raises(CheckpointError, match=r"missing: lm_head|unexpected: score"):
+        trainer.load_hf(tmp_path / "critic", what="actor")
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
