@@ -2,9 +2,10 @@
 
 import pytest
 
-from components.config import TrainerConfig
+from components.config import ModelConfig, TrainerConfig
 from components.errors import ConfigError
 from components.trainer.megatron.specs import check_kernels
+from tests.trainer.conftest import HYBRID
 
 ALL = TrainerConfig.model_validate(
     {
@@ -27,7 +28,7 @@ def test_every_path_that_lacks_a_gpu_or_its_package_is_named_with_what_it_lacks(
     config: TrainerConfig, keys: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        check_kernels(config, cuda=False, installed=lambda package: False)
+        check_kernels(config, ModelConfig(), cuda=False, installed=lambda package: False)
     lines = [line for line in str(refused.value).splitlines() if "needs" in line]
     assert len(lines) == len(keys)
     for key, line in zip(keys, lines, strict=True):
@@ -36,9 +37,14 @@ def test_every_path_that_lacks_a_gpu_or_its_package_is_named_with_what_it_lacks(
 
 
 def test_a_machine_that_has_all_of_them_is_not_refused() -> None:
-    check_kernels(ALL, cuda=True, installed=lambda package: True)
+    check_kernels(ALL, ModelConfig(), cuda=True, installed=lambda package: True)
 
 
 def test_a_missing_package_is_said_where_there_is_a_gpu() -> None:
     with pytest.raises(ConfigError, match="the package deep_ep on the trainer's machine"):
-        check_kernels(ALL, cuda=True, installed=lambda package: package != "deep_ep")
+        check_kernels(ALL, ModelConfig(), cuda=True, installed=lambda package: package != "deep_ep")
+
+
+def test_transformer_engine_is_refused_for_layers_that_it_would_silently_replace() -> None:
+    with pytest.raises(ConfigError, match="no layers for a qwen3_5_moe"):
+        check_kernels(ALL, HYBRID, cuda=True, installed=lambda package: True)

@@ -34,11 +34,11 @@ PACKAGES = {
 """What a path on a GPU imports, and the key that asks for it."""
 
 
-def check_kernels(config: TrainerConfig, *, cuda: bool, installed: Callable[[str], bool]) -> None:
+def check_kernels(config: TrainerConfig, model: ModelConfig, *, cuda: bool, installed: Callable[[str], bool]) -> None:
     """Refuses the paths that cannot run here.
 
     Raises:
-        ConfigError: listing each path that the configuration asks for and this machine lacks.
+        ConfigError: listing each path that the configuration asks for and this machine or this model lacks.
     """
     kernels = config.kernels
     wanted = {
@@ -48,6 +48,8 @@ def check_kernels(config: TrainerConfig, *, cuda: bool, installed: Callable[[str
         "deepep": config.dispatcher == "deepep",
     }
     problems = []
+    if kernels.transformer_engine and model.hybrid is not None:
+        problems.append(f"trainer.kernels.transformer_engine has no layers for a {model.architecture}; turn it off")
     for name, (package, key) in PACKAGES.items():
         if not wanted[name]:
             continue
@@ -59,10 +61,10 @@ def check_kernels(config: TrainerConfig, *, cuda: bool, installed: Callable[[str
         raise ConfigError(problems, "trainer")
 
 
-def check_machine(config: TrainerConfig) -> None:
+def check_machine(config: TrainerConfig, model: ModelConfig) -> None:
     """`check_kernels` on this machine."""
     cuda = torch.cuda.is_available()
-    check_kernels(config, cuda=cuda, installed=lambda package: importlib.util.find_spec(package) is not None)
+    check_kernels(config, model, cuda=cuda, installed=lambda package: importlib.util.find_spec(package) is not None)
 
 
 def transformer_config(

@@ -62,7 +62,7 @@ class MegatronTrainer:
     ) -> None:
         if problems := layout_problems(config.layout, model):
             raise ConfigError(problems, "trainer")
-        specs.check_machine(config)
+        specs.check_machine(config, model)
         self.model = model
         self.capacity = config.micro_batch_tokens
         fresh: dict[str, Tensor] = {}

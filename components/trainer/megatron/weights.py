@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -249,11 +249,6 @@ def shapes_in(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
         for opened in map(_opened, files)
         for name in opened.keys()  # noqa: SIM118  (not a mapping)
     }
-
-
-def read_tensors(files: Sequence[Path], names: Set[str]) -> dict[str, Tensor]:
-    """Those of the named tensors that are there; CheckpointError when a file is missing or cut short."""
-    return {name: opened.get_tensor(name) for opened in map(_opened, files) for name in names & set(opened.keys())}
 
 
 def _read(files: Sequence[Path], wanted: Mapping[str, Source]) -> dict[str, Tensor]:
