@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +66,11 @@ class SmallCampaign:
         stage: str,
         inputs: Mapping[str, Any],
         index: int = 0,
-        tick: Callable[[], None] = lambda: None,
         layout: LayoutConfig = ALONE,
     ) -> dict[str, Any]:
         spec = self.spec(stage, index, inputs, layout)
         submission = self.cluster.submit(spec, {})
-        return self.cluster.follow(spec, submission.id, lambda line: self.lines.append(line.text), tick)
+        return self.cluster.follow(spec, submission.id, lambda line: self.lines.append(line.text), lambda: None)
 
     def record(self, step: int) -> dict[str, Any]:
         return dict(self.store.get_json(f"campaigns/{self.name}/rl/steps/{step:06d}/record.json"))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,28 +65,39 @@ def _driver(campaign: SmallCampaign) -> psutil.Process | None:
     return None
 
 
+def _kill_after_two_commits(campaign: SmallCampaign, within_s: float = 300.0) -> dict[str, Any]:
+    """Kills the driver of the running leg; gives what there was then.
+
+    Looks often: on an idle machine the steps that are left take less than a second.
+    """
+    deadline = time.monotonic() + within_s
+    driver: psutil.Process | None = None
+    while driver is None or not campaign.store.exists(f"campaigns/{campaign.name}/rl/steps/000001/record.json"):
+        assert time.monotonic() < deadline, "no second commit"
+        driver = driver or _driver(campaign)
+        time.sleep(0.005)
+    children = driver.children(recursive=True)
+    driver.kill()
+    driver.wait(10)
+    store = Path(campaign.store.url)
+    keys = campaign.store.list(f"campaigns/{campaign.name}/rl/batches")
+    return {
+        "children": children,
+        "records": {step: campaign.record(step) for step in (0, 1)},
+        "batches": {key: (store / key).resolve().name for key in keys},
+    }
+
+
 @pytest.fixture(scope="module")
 def leg(campaign: SmallCampaign, pool: dict[str, Any], sft: dict[str, Any]) -> dict[str, Any]:
     """A leg whose driver was killed with SIGKILL once, after its second commit, and that was then run again."""
     inputs = {"pool": pool["pool"], "checkpoint": sft["checkpoint"], "state": None, "critic": None, "first_step": 0}
-    before: dict[str, Any] = {}
-
-    def kill_after_two_commits() -> None:
-        if before or not campaign.store.exists(f"campaigns/{campaign.name}/rl/steps/000001/record.json"):
-            return
-        if (driver := _driver(campaign)) is not None:
-            before["children"] = driver.children(recursive=True)
-            os.kill(driver.pid, signal.SIGKILL)
-            driver.wait(10)
-            before["records"] = {step: campaign.record(step) for step in (0, 1)}
-            store = Path(campaign.store.url)
-            keys = campaign.store.list(f"campaigns/{campaign.name}/rl/batches")
-            before["batches"] = {key: (store / key).resolve().name for key in keys}
-
-    with pytest.raises(JobFailed) as killed:
-        campaign.run("rl", inputs, index=1, tick=kill_after_two_commits)
+    with ThreadPoolExecutor(1) as beside:
+        before = beside.submit(_kill_after_two_commits, campaign)
+        with pytest.raises(JobFailed) as killed:
+            campaign.run("rl", inputs, index=1)
     result = campaign.run("rl", inputs, index=1)
-    return {"result": result, "failure": killed.value.failure, **before}
+    return {"result": result, "failure": killed.value.failure, **before.result()}
 
 
 def test_a_killed_leg_leaves_no_process_behind(leg: dict[str, Any]) -> None:
@@ -106,7 +117,7 @@ def test_a_killed_leg_continues_at_its_last_commit_and_learns_no_step_twice(
 
 def test_no_batch_of_a_committed_step_is_generated_again(campaign: SmallCampaign, leg: dict[str, Any]) -> None:
     store = Path(campaign.store.url)
-    assert len(leg["batches"]) >= 3
+    assert len(leg["batches"]) >= 2
     assert {key: (store / key).resolve().name for key in leg["batches"]} == leg["batches"]
 
 
