@@ -20,7 +20,6 @@ from benchmarks.machine import describe
 from components.artifacts import ArtifactStore, open_store
 from components.cluster import REPOSITORY, Cluster, JobSpec
 from components.config import CampaignConfig, load
-from components.errors import Failure, JobFailed
 from components.joblog import LogLine
 from tasks.site import Site
 from tasks.stack import ports
@@ -30,8 +29,6 @@ STEPS, WARMUP = 12, 30
 SETTINGS = ("ppo.critic.optimizer={lr: 3.0e-3, weight_decay: 0.0, warmup_steps: 5}",)
 """Of both legs. At the miniature's own 1.2e-2 the first step of fresh moments undoes what the warm-up taught."""
 METRIC = "critic/explained_variance"
-ATTEMPTS = 3
-"""Of a stage that the infrastructure failed; it goes on at its last commit."""
 EARLY = 4
 """Steps whose mean is given apart: what the actor's first updates rest on."""
 
@@ -47,13 +44,7 @@ class Stages:
     def run(self, campaign: str, stage: str, **inputs: Any) -> Mapping[str, Any]:
         """The result of one stage of `campaign`."""
         spec = JobSpec(stage, campaign, 1, self._config.model_dump(mode="json"), inputs)
-        for attempt in range(ATTEMPTS):
-            try:
-                return self._cluster.follow(spec, self._cluster.submit(spec, {}).id, _tell, lambda: None)
-            except JobFailed as error:
-                if error.failure is not Failure.INFRASTRUCTURE or attempt == ATTEMPTS - 1:
-                    raise
-        raise AssertionError("the last attempt returns or raises")
+        return self._cluster.follow(spec, self._cluster.submit(spec, {}).id, _tell, lambda: None)
 
     def values(self, campaign: str) -> list[float]:
         """Explained variance of each step of RL."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from components.config import PoolConfig, SandboxConfig
 from components.errors import FaultCause, InfraFault, TaskError
-from components.harness import verify_result
+from components.harness import dismiss, verify_result
 from components.pool import Task
 from components.records import AssertionOutcome, VerifierReport
 from components.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxSpec
@@ -144,7 +144,7 @@ async def _gather(task: Task, backend: SandboxBackend, pool: PoolConfig, sandbox
                 _require_solved(outcomes, result, run)
                 oracle.append(outcomes)
         finally:
-            await box.stop()
+            await dismiss(box)
     return Evidence(noop, oracle)
 
 

@@ -18,7 +18,7 @@ from components.config import HabitConfig, HarnessConfig, SandboxConfig
 from components.demonstrations.demonstrator import Demonstrator
 from components.errors import FaultCause, InfraFault, StopReason
 from components.gateway import ChatTemplate, Trajectory
-from components.harness import Progress, ScriptedPolicy, template_for, wording_for
+from components.harness import Progress, ScriptedPolicy, dismiss, template_for, wording_for
 from components.harness.loop import AgentLoop, Clock
 from components.pool import GeneratedTask
 from components.pool.directory import ENVIRONMENT, VERIFIER_TIMEOUT_S, WORKDIR, verifier_script
@@ -108,7 +108,7 @@ async def _in_one_box(
         for number, task in waiting:
             yield number, await _demonstrate(task, box, terminal, stage)
     finally:
-        await box.stop()
+        await dismiss(box)
 
 
 async def _demonstrate(task: GeneratedTask, box: Sandbox, terminal: Terminal, stage: _Stage) -> Demonstration:

@@ -1,5 +1,6 @@
 """The agent loop: Terminus-2's contract on token ids."""
 
+from components.harness.cleanup import dismiss
 from components.harness.environment import TrialTask
 from components.harness.loop import AgentLoop, Clock, Progress
 from components.harness.observation import limit_output
@@ -21,6 +22,7 @@ __all__ = [
     "TrialTask",
     "Wording",
     "Written",
+    "dismiss",
     "limit_output",
     "parse_response",
     "run_trial",

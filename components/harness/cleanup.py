@@ -1,10 +1,16 @@
-"""Cleaning up under cancellation."""
+"""Cleaning up under cancellation, and without losing what was done before."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from typing import Any
+
+from components.errors import InfraFault
+from components.sandbox import Sandbox
+
+log = logging.getLogger(__name__)
 
 
 async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
@@ -19,3 +25,16 @@ async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
     task.result()
     if cancelled is not None:
         raise cancelled
+
+
+async def dismiss(box: Sandbox) -> InfraFault | None:
+    """Stops a box that has served, even when cancelled meanwhile; gives what kept it from ending.
+
+    That takes no verdict away: the backend has been told, and whatever remains ends with it.
+    """
+    try:
+        await uninterrupted(box.stop())
+    except InfraFault as fault:
+        log.warning("sandbox %s did not stop: %s", box.id, fault)
+        return fault
+    return None

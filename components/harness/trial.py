@@ -8,14 +8,13 @@ is cancelled.
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from components.config import HarnessConfig, SandboxConfig
 from components.errors import InfraFault, StopReason
 from components.gateway import ChatTemplate, Trajectory, chatml
-from components.harness.cleanup import uninterrupted
+from components.harness.cleanup import dismiss, uninterrupted
 from components.harness.environment import TrialTask
 from components.harness.loop import AgentLoop, Clock, Progress
 from components.harness.prompt import Wording
@@ -23,8 +22,6 @@ from components.harness.verification import verify_result
 from components.records import Trial, VerifierReport
 from components.sandbox import Sandbox, SandboxBackend
 from components.tito import Tokenizer
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,10 @@ async def run_trial(
         try:
             report = await run.play(box, spec.workdir, deadlines)
         finally:
-            await _stop(box, run)
+            with run.clock.phase("stop"):
+                stuck = await dismiss(box)
+            if stuck is not None:
+                run.facts["stop_fault"] = str(stuck)
     except InfraFault as fault:
         return run.ended(trial_id, None, fault)
     return run.ended(trial_id, report, None)
@@ -125,13 +125,3 @@ class _Run:
             timings_s=dict(self.clock.seconds),
             facts=self.facts | tally,
         )
-
-
-async def _stop(box: Sandbox, run: _Run) -> None:
-    """Stops the box whatever happens. A box that will not stop does not take the verdict away: the reaper gets it."""
-    try:
-        with run.clock.phase("stop"):
-            await uninterrupted(box.stop())
-    except InfraFault as fault:
-        log.warning("sandbox %s did not stop: %s", box.id, fault)
-        run.facts["stop_fault"] = str(fault)

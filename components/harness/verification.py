@@ -15,7 +15,7 @@ import re
 import secrets
 
 from components.errors import FaultCause, InfraFault
-from components.harness.cleanup import uninterrupted
+from components.harness.cleanup import dismiss
 from components.harness.environment import TrialTask
 from components.records import VerifierReport
 from components.reward import parse_report
@@ -66,7 +66,7 @@ async def verify_result(
         )
         return await _read_verdict(view, result, nonce, timeout_s)
     finally:
-        await uninterrupted(view.stop())
+        await dismiss(view)
 
 
 async def _lay_out(view: Sandbox, task: TrialTask, workdir: str) -> None:

@@ -12,21 +12,49 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from components.errors import FaultCause, InfraFault
 from components.sandbox.zygote import wire
 
 Reply = tuple[wire.Body, list[int]]
+SLICE_S = 1.0
+"""What one stand-still of this process may cost of the patience with another."""
+
+
+async def outlast(future: asyncio.Future[Any], patience_s: float) -> bool:
+    """Waits, and says whether it is done; it is left alone when it is not.
+
+    Patience is spent in slices while this process runs. One that was not scheduled, or whose machine was paused, finds
+    every deadline passed at once, and what it waited for had no more time than itself.
+    """
+    while patience_s > 0 and not future.done():
+        await asyncio.wait({future}, timeout=min(SLICE_S, patience_s))
+        patience_s -= SLICE_S
+    return future.done()
 
 
 class Channel:
-    """The manager's end of a socket to a zygote or a box."""
+    """The manager's end of a socket to a zygote or a box.
 
-    def __init__(self, sock: socket.socket, what: str, on_event: Callable[[wire.Body], None] | None = None) -> None:
+    Args:
+        what: the other side, in errors.
+        on_event: takes messages that answer no request.
+        on_close: is told why the channel closes, once.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        what: str,
+        on_event: Callable[[wire.Body], None] | None = None,
+        on_close: Callable[[str], None] | None = None,
+    ) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._what = what
         self._on_event = on_event
+        self._on_close = on_close
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Reply]] = {}
         self._outbox: deque[tuple[wire.Body, list[int]]] = deque()
@@ -77,10 +105,12 @@ class Channel:
     async def reply(self, future: asyncio.Future[Reply], what: str, timeout_s: float) -> Reply:
         """Await an expected message."""
         try:
-            async with asyncio.timeout(timeout_s):
-                answer = await future
-        except TimeoutError:
-            raise InfraFault(FaultCause.SANDBOX, f"{self._what}: no answer to {what} in {timeout_s:g} s") from None
+            await outlast(future, timeout_s)
+        finally:
+            late = future.cancel()  # what comes from now on is dropped, its descriptors closed
+        if late:
+            raise InfraFault(FaultCause.SANDBOX, f"{self._what}: no answer to {what} in {timeout_s:g} s")
+        answer = future.result()
         if "errno" in answer[0]:
             raise OSError(int(answer[0]["errno"]), str(answer[0]["error"]))
         return answer
@@ -138,3 +168,5 @@ class Channel:
                 future.set_exception(self._fault)
                 future.exception()  # whoever still awaits it sees it; nobody else must
         self._pending.clear()
+        if self._on_close is not None:
+            self._on_close(reason)

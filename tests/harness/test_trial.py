@@ -134,8 +134,11 @@ async def test_a_fault_of_the_infrastructure_has_no_report(where):
 
 async def test_a_box_that_does_not_stop_leaves_the_verdict_alone():
     backend = FakeBackend(stop_fault=InfraFault(FaultCause.SANDBOX, "busy"))
-    backend_view_ok = await trial(FakePolicy(), backend)
-    assert backend_view_ok.facts["stop_fault"] == "sandbox: busy"
+    done = await trial(FakePolicy(), backend)
+    assert [box.stopped for box in backend.boxes] == [1, 1]  # the agent's, and the verifier's view
+    assert done.report.outcome
+    assert done.fault is None
+    assert done.facts["stop_fault"] == "sandbox: busy"
 
 
 async def test_cancelling_a_trial_stops_its_box_first_even_when_cancelled_again():

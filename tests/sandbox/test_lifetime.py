@@ -16,7 +16,7 @@ import pytest
 
 from components.config.rollout import SandboxConfig
 from components.errors import ConfigError, FaultCause, InfraFault
-from components.sandbox import SandboxSpec, ZygoteBackend, backend, leases, open_backend
+from components.sandbox import SandboxSpec, ZygoteBackend, backend, channel, leases, open_backend
 from components.sandbox.zygote import cgroups
 from tests.conformance.sandbox_suite import sh
 from tests.sandbox.conftest import SMALL, needs_root
@@ -84,7 +84,7 @@ def start_manager(isolation: str, state_dir: Path, mark: str) -> tuple[subproces
 async def test_a_killed_manager_leaves_nothing(isolation: str, tmp_path: Path) -> None:
     mark = f"86{os.getpid()}.{len(isolation)}"
     manager, lease, zygote = start_manager(isolation, tmp_path, mark)
-    assert len(running(mark)) == 3 + 1  # the manager has it among its arguments too
+    assert eventually(lambda: len(running(mark)) == 3 + 1)  # the manager has it among its arguments too
     manager.kill()
     manager.wait()
     assert eventually(lambda: not running(mark))
@@ -220,3 +220,47 @@ async def test_a_kernel_without_idmapped_mounts_gets_a_system_nobody_owns(tmp_pa
     )
     await box.stop()
     await opened.close()
+
+
+@needs_root
+async def test_a_box_whose_end_came_late_is_ended_once_more_without_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = await ZygoteBackend.open("namespace/root", tmp_path)
+    assert opened._process is not None
+    box = await opened.start(SMALL)
+    os.kill(opened._process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(backend, "END_S", 0.05)
+    with pytest.raises(InfraFault, match=r"did not end in 0\.05 s"):
+        await box.stop()
+    monkeypatch.undo()
+    os.kill(opened._process.pid, signal.SIGCONT)
+    await opened.end(box._life)  # once raised CancelledError: the deadline had cancelled what it waited for
+    assert box._life.gone.done()
+    await opened.close()
+
+
+@needs_root
+async def test_nobody_waits_for_the_end_of_a_box_whose_zygote_was_killed(tmp_path: Path) -> None:
+    opened = await ZygoteBackend.open("namespace/root", tmp_path)
+    assert opened._process is not None
+    box = await opened.start(SMALL)
+    os.kill(opened._process.pid, signal.SIGSTOP)
+    stopping = asyncio.create_task(box.stop())
+    await asyncio.sleep(0.05)
+    os.kill(opened._process.pid, signal.SIGKILL)
+    async with asyncio.timeout(backend.END_S / 4):
+        await stopping
+    await opened.close()
+
+
+async def test_patience_is_not_spent_while_the_process_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "SLICE_S", 0.05)
+    loop = asyncio.get_running_loop()
+    answer = loop.create_future()
+    waiting = asyncio.create_task(channel.outlast(answer, 0.5))
+    await asyncio.sleep(0)
+    time.sleep(0.7)  # a machine that was paused; once, every box that was ending then "did not end"
+    loop.call_later(0.1, answer.set_result, None)
+    assert await waiting
+    assert not await channel.outlast(loop.create_future(), 0.1)
