@@ -58,6 +58,8 @@ class CollectivePublisher:
                         await self._attempt(roll, source, version)
                     return
                 except (InfraFault, TimeoutError) as error:
+                    if isinstance(error, InfraFault) and error.cause is not FaultCause.SAMPLER:
+                        raise  # the source's own: no sampler is lost by it
                     failure: Exception = error
                 await roll.each(_require_life)
             for place in roll.present:

@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from components.errors import FaultCause, StoreError
+from components.errors import FaultCause, InfraFault
 from components.publish import Publisher
 from components.records import Sampling
 from components.sampler import Generation, ModelGeometry, SamplerServer, SGLangClient
@@ -104,9 +104,9 @@ class PublisherSuite:
         self, publisher: Publisher, clients: list[SGLangClient], model_folder: Path, oracle: Oracle
     ) -> None:
         def fail() -> None:
-            raise StoreError("disk full")
+            raise InfraFault(FaultCause.TRAINER, "rank 1 was killed")  # of a sampler, it would be reported
 
-        with pytest.raises(StoreError, match="disk full"):
+        with pytest.raises(InfraFault, match="rank 1 was killed"):
             await publisher.publish(clients, FolderSource(model_folder, fail), 51)
         held = [asyncio.create_task(draw(client)) for client in clients]
         await asyncio.sleep(0.3)
