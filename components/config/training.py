@@ -55,6 +55,9 @@ class TrainerConfig(Section):
     threads: int = Field(1, ge=1)
     """Torch threads of a trainer process. Two help on an idle machine and stall on a busy one."""
     layout: LayoutConfig = LayoutConfig()
+    device_memory_gib: float | None = Field(None, gt=0)
+    """Memory of one GPU that trains: the layout is held against it before anything starts (Eq 21). Absent, the trainer
+    runs on processors, in the machine's own memory."""
     dispatcher: Literal["allgather", "alltoall", "deepep"] = "allgather"
     """How tokens reach the experts of other ranks. `allgather` pads the micro-batches of these ranks to one length."""
     distributed_optimizer: bool = False

@@ -3,7 +3,7 @@
 from components.planner.balance import Split, balance, split
 from components.planner.capacity import CapacityReport, Plan, StageBytes, capacity
 from components.planner.host import HostReport, host
-from components.planner.require import require
+from components.planner.require import assess, require
 from components.planner.search import layouts
 from components.planner.shape import ModelShape
 
@@ -14,6 +14,7 @@ __all__ = [
     "Plan",
     "Split",
     "StageBytes",
+    "assess",
     "balance",
     "capacity",
     "host",

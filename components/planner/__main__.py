@@ -4,8 +4,8 @@
     python -m components.planner --model /models/Qwen3.5-35B-A3B --gpus 16 --memory-gib 80 --context 32768
     python -m components.planner --model configs/miniature.yaml
 
-`--model` is a Hugging Face folder, its `config.json`, or a campaign. Without `--gpus`, a campaign is held against the
-memory of this machine.
+`--model` is a Hugging Face folder, its `config.json`, or a campaign. Without `--gpus`, a campaign is judged as it is
+before it starts: its own layout against the GPUs that it names, or all of it against the memory of this machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from components.config.hugging_face import read_shape
 from components.errors import ConfigError, LongshellError
 from components.planner.balance import Split, balance
 from components.planner.capacity import OVERHEAD_GIB, CapacityReport
-from components.planner.host import host
+from components.planner.host import HostReport
+from components.planner.require import assess
 from components.planner.search import layouts
 from components.planner.shape import ModelShape
 from components.planner.table import describe, document, sentence, table
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         campaign = load(arguments.model) if Path(arguments.model).suffix in (".yaml", ".yml") else None
         if arguments.gpus is None:
-            return _machine(campaign, as_json=arguments.json)
+            return _as_configured(campaign, as_json=arguments.json)
         model = campaign.model if campaign else read_shape(Path(arguments.model))
         return _devices(arguments, model, campaign)
     except LongshellError as error:
@@ -48,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", required=True, help="Hugging Face folder, config.json, or a campaign's YAML")
     parser.add_argument("--gpus", type=int, help="devices of the trainer; of everything, with --rollout and --update")
     parser.add_argument("--memory-gib", type=float, default=80.0, help="memory of one device (80)")
-    parser.add_argument("--context", type=int, help="tokens of the longest sequence (the campaign's, or the model's)")
+    parser.add_argument("--context", type=int, help="tokens of a micro-batch (the campaign's, or the model's longest)")
     parser.add_argument("--overhead-gib", type=float, default=OVERHEAD_GIB, help=f"b_0 of a device ({OVERHEAD_GIB:g})")
     parser.add_argument("--activation-bytes", type=float, help="α, bytes a token, when it was measured")
     parser.add_argument("--rollout", type=float, help="R of Eq 22: device-time that generates one step's batch")
@@ -58,11 +59,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _machine(campaign: CampaignConfig | None, *, as_json: bool) -> int:
+def _as_configured(campaign: CampaignConfig | None, *, as_json: bool) -> int:
     if campaign is None:
-        raise ConfigError(["--gpus is needed for a model; only a campaign is held against this machine"], "planner")
-    report = host(campaign)
-    print(json.dumps({**vars(report), "total": report.total, "fits": report.fits}) if as_json else report.explain())
+        raise ConfigError(["--gpus is needed for a model; only a campaign says what it trains on"], "planner")
+    report = assess(campaign)
+    if not as_json:
+        print(report.explain())
+    elif isinstance(report, HostReport):
+        print(json.dumps({**vars(report), "total": report.total, "fits": report.fits}))
+    else:
+        print(json.dumps(document(ModelShape.of(campaign.model), [report], None)))
     return 0 if report.fits else EXIT_OVER
 
 
@@ -74,7 +80,7 @@ def _devices(arguments: argparse.Namespace, model: ModelConfig, campaign: Campai
     shape = ModelShape.of(model)
     tokens = arguments.context
     if tokens is None:
-        tokens = campaign.harness.max_context_tokens if campaign else model.max_position_embeddings
+        tokens = campaign.trainer.micro_batch_tokens if campaign else model.max_position_embeddings
 
     def reports(devices: int) -> list[CapacityReport]:
         return layouts(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from components.config import LayoutConfig
 from components.errors import ConfigError
 from components.planner.shape import ModelShape
 
@@ -30,42 +31,28 @@ class Plan:
     """A layout and what each device has.
 
     Attributes:
-        tensor, pipeline, context, data: τ, ρ, κ, δ; their product is G, the devices of the trainer.
-        expert: η, the devices of a stage over which its experts are spread.
+        layout: τ, ρ, κ, δ (`tp`, `pp`, `cp`, `dp`), whose product is G, the devices of the trainer; and η (`ep`), the
+            devices of a stage over which its experts are spread.
         memory_gib: M, of one device.
         overhead_gib: b_0.
         activation_bytes_per_token: α when it was measured; None for our estimate.
 
     Raises:
-        ConfigError: a size below one, or experts spread over more devices than a stage has.
+        ConfigError: a device without memory.
     """
 
-    tensor: int = 1
-    pipeline: int = 1
-    context: int = 1
-    data: int = 1
-    expert: int = 1
+    layout: LayoutConfig
     memory_gib: float = 80.0
     overhead_gib: float = OVERHEAD_GIB
     activation_bytes_per_token: float | None = None
 
     def __post_init__(self) -> None:
-        sizes = {"tensor": self.tensor, "pipeline": self.pipeline, "context": self.context, "data": self.data}
-        problems = [f"{name} {size} is below 1" for name, size in {**sizes, "expert": self.expert}.items() if size < 1]
-        if not problems and (self.devices // self.pipeline) % self.expert:
-            problems.append(f"expert {self.expert} does not divide a stage's {self.devices // self.pipeline} devices")
         if self.memory_gib <= 0:
-            problems.append(f"memory_gib {self.memory_gib:g} is not positive")
-        if problems:
-            raise ConfigError(problems, "plan")
-
-    @property
-    def devices(self) -> int:
-        """G = τρκδ."""
-        return self.tensor * self.pipeline * self.context * self.data
+            raise ConfigError([f"memory_gib {self.memory_gib:g} is not positive"], "plan")
 
     def __str__(self) -> str:
-        return f"τ{self.tensor} ρ{self.pipeline} κ{self.context} δ{self.data} η{self.expert}"
+        layout = self.layout
+        return f"τ{layout.tp} ρ{layout.pp} κ{layout.cp} δ{layout.dp} η{layout.ep}"
 
 
 @dataclass(frozen=True)
@@ -153,33 +140,34 @@ def capacity(plan: Plan, model: ModelShape, tokens: int) -> CapacityReport:
         ConfigError: the layout cannot cut this model: stages or expert groups of unequal size.
     """
     problems = []
-    if model.layers % plan.pipeline:
-        problems.append(f"pipeline {plan.pipeline} does not divide {model.layers} layers")
-    if model.experts % plan.expert:
-        problems.append(f"expert {plan.expert} does not divide {model.experts} experts")
+    if model.layers % plan.layout.pp:
+        problems.append(f"pp {plan.layout.pp} does not divide {model.layers} layers")
+    if model.experts % plan.layout.ep:
+        problems.append(f"ep {plan.layout.ep} does not divide {model.experts} experts")
     if tokens < 1:
         problems.append(f"{tokens} tokens")
     if problems:
         raise ConfigError(problems, f"plan {plan}")
-    names = ("only",) if plan.pipeline == 1 else ("first", "last")
+    names = ("only",) if plan.layout.pp == 1 else ("first", "last")
     stages = tuple(_stage(plan, model, tokens, name) for name in names)
     longest = min(_longest(plan, stage, tokens) for stage in stages)
     return CapacityReport(plan, tokens, stages, longest)
 
 
 def _stage(plan: Plan, model: ModelShape, tokens: int, name: str) -> StageBytes:
-    local = tokens / plan.context
-    in_flight = plan.pipeline if name == "first" else 1
+    layout = plan.layout
+    local = tokens / layout.cp
+    in_flight = layout.pp if name == "first" else 1
     activation = plan.activation_bytes_per_token
     if activation is None:
-        kept = model.kept_bytes_per_token * (model.layers // plan.pipeline) * in_flight
-        activation = (kept + model.work_bytes_per_token) / plan.tensor
+        kept = model.kept_bytes_per_token * (model.layers // layout.pp) * in_flight
+        activation = (kept + model.work_bytes_per_token) / layout.tp
     return StageBytes(
         name=name,
-        expert_weights=WEIGHT_AND_GRADIENT * model.expert_parameters / (plan.pipeline * plan.expert),
-        dense_weights=WEIGHT_AND_GRADIENT * model.dense_parameters / plan.pipeline,
-        expert_optimizer=OPTIMIZER * model.expert_parameters / plan.devices,
-        dense_optimizer=OPTIMIZER * model.dense_parameters / (plan.pipeline * plan.data),
+        expert_weights=WEIGHT_AND_GRADIENT * model.expert_parameters / (layout.pp * layout.ep),
+        dense_weights=WEIGHT_AND_GRADIENT * model.dense_parameters / layout.pp,
+        expert_optimizer=OPTIMIZER * model.expert_parameters / layout.world,
+        dense_optimizer=OPTIMIZER * model.dense_parameters / (layout.pp * layout.dp),
         activations=activation * local,
         logits=0.0 if name == "first" else LOGIT * model.vocab * local,
         overhead=plan.overhead_gib * GIB,

@@ -4,7 +4,8 @@ Invariant: every term is what the campaign holds at the same time at the least, 
 not have run. What sandboxes use is their commands' and is not counted; their limits bound it.
 
 The trainer computes in float32: weights, gradients and two moments are sixteen bytes a parameter, against Eq 21's
-eighteen for bf16 weights. Nothing is recomputed, so the values of every layer are kept.
+eighteen for bf16 weights. All of its ranks are on this machine, so what several of them hold counts as often: experts
+have tp * cp * dp / ep copies, everything else cp * dp (what tensor parallelism does not cut is small, and left out).
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from pathlib import Path
 
 import psutil
 
-from components.config import CampaignConfig
+from components.config import CampaignConfig, ModelConfig, TrainerConfig
 from components.planner.capacity import GIB
-from components.planner.shape import FP32, ModelShape
+from components.planner.shape import BF16, FP32, ModelShape
 
 MOMENTS = {"adam": 2, "muon": 1}
 PROCESS = 0.35 * GIB
@@ -79,17 +80,17 @@ def host(config: CampaignConfig, memory: int | None = None) -> HostReport:
     tokens = config.harness.max_context_tokens
     # Ranks have processes of their own; the job that drives them imports what they import.
     ranks = config.trainer.layout.world
-    trained = {"actor": (actor.parameters, config.ppo.actor.kind)}
+    actor_held, critic_held = held(config.model, config.trainer)
+    trained = {"actor": _trained(actor_held, config.ppo.actor.kind)}
     if config.ppo.critic is not None:
-        own_embedding = config.model.vocab_size * config.model.hidden_size if config.model.tie_word_embeddings else 0
-        trained["critic"] = (actor.parameters + own_embedding, config.ppo.critic.optimizer.kind)
+        trained["critic"] = _trained(critic_held, config.ppo.critic.optimizer.kind)
     terms = {
         "services": SERVICES,
         "trainer": PROCESS * (ranks + (ranks > 1)),
-        **{name: FP32 * (2 + MOMENTS[kind]) * float(count) for name, (count, kind) in trained.items()},
+        **trained,
         # The snapshot of the generating version, and the current weights while it stands in for them.
-        "snapshot": 2.0 * FP32 * actor.parameters,
-        "activations": float(actor.layers * actor.work_bytes_per_token * tokens),
+        "snapshot": 2.0 * FP32 * actor_held.weights,
+        "activations": float(_activations(actor, config.trainer) * tokens),
         # Logits and their gradient; in RL each sampled token has a row.
         "logits": 2.0 * FP32 * actor.vocab * min(tokens, config.harness.max_turn_tokens),
     }
@@ -99,6 +100,48 @@ def host(config: CampaignConfig, memory: int | None = None) -> HostReport:
         terms["samplers"] = SAMPLERS * (PROCESS + width * FP32 * actor.parameters)
         terms["sampler caches"] = SAMPLERS * width * 2.0 * actor.kv_bytes_per_token * sequences
     return HostReport(terms, tokens, machine_memory() if memory is None else memory)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Parameters of one model, counted over all ranks.
+
+    Attributes:
+        weights: how many have a weight and a gradient.
+        moments: how many have moments.
+    """
+
+    weights: int
+    moments: int
+
+
+def held(model: ModelConfig, trainer: TrainerConfig) -> tuple[Held, Held]:
+    """Of the actor, and of a critic: the same without an output layer, its head is small."""
+    shape, layout = ModelShape.of(model), trainer.layout
+    embedding = model.vocab_size * model.hidden_size
+    tied = model.tie_word_embeddings
+    # Stages that both need a tied embedding hold one each; a critic never ties.
+    actor = shape.dense_parameters + (embedding if tied and layout.pp > 1 else 0)
+    critic = shape.dense_parameters - (0 if tied else embedding)
+    experts = shape.expert_parameters * (layout.world // layout.pp // layout.ep)
+
+    def over_ranks(dense: int) -> Held:
+        weights = experts + dense * layout.cp * layout.dp
+        return Held(weights, shape.expert_parameters + dense if trainer.distributed_optimizer else weights)
+
+    return over_ranks(actor), over_ranks(critic)
+
+
+def _trained(held: Held, kind: str) -> float:
+    """Weights, gradients and moments."""
+    return float(FP32 * (2 * held.weights + MOMENTS[kind] * held.moments))
+
+
+def _activations(shape: ModelShape, trainer: TrainerConfig) -> int:
+    """Bytes a token over all layers: what each works on; recomputed, what each is given and what one works on."""
+    if trainer.recompute == "none":
+        return shape.layers * shape.work_bytes_per_token
+    return shape.layers * shape.kept_bytes_per_token * FP32 // BF16 + shape.work_bytes_per_token
 
 
 def machine_memory() -> int:

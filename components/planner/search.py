@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from components.config import LayoutConfig
 from components.planner.capacity import OVERHEAD_GIB, CapacityReport, Plan, capacity
 from components.planner.shape import ModelShape
 
@@ -33,24 +34,17 @@ def layouts(
                 data, rest = divmod(devices, tensor * pipeline * context)
                 if rest:
                     continue
-                plan = Plan(
-                    tensor=tensor,
-                    pipeline=pipeline,
-                    context=context,
-                    data=data,
-                    expert=math.gcd(model.experts, devices // pipeline),
-                    memory_gib=memory_gib,
-                    overhead_gib=overhead_gib,
-                    activation_bytes_per_token=activation_bytes_per_token,
-                )
+                spread = math.gcd(model.experts, devices // pipeline)
+                layout = LayoutConfig(tp=tensor, pp=pipeline, cp=context, dp=data, ep=spread)
+                plan = Plan(layout, memory_gib, overhead_gib, activation_bytes_per_token)
                 reports.append(capacity(plan, model, tokens))
     return sorted(reports, key=_order)
 
 
 def _order(report: CapacityReport) -> tuple[float, ...]:
-    plan = report.plan
+    layout = report.plan.layout
     over = 0.0 if report.fits else report.total - report.budget
-    return (over, plan.context, plan.pipeline, plan.tensor)
+    return (over, layout.cp, layout.pp, layout.tp)
 
 
 def _divisors(number: int) -> list[int]:

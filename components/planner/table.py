@@ -76,9 +76,7 @@ def document(shape: ModelShape, reports: Sequence[CapacityReport], split: Split 
         "split": None if split is None else {**vars(split), "step": split.step},
         "plans": [
             {
-                "layout": {
-                    name: vars(report.plan)[name] for name in ("tensor", "pipeline", "context", "data", "expert")
-                },
+                "layout": report.plan.layout.model_dump(),
                 "tokens": report.tokens,
                 "stages": {stage.name: {**stage.terms, "total": stage.total} for stage in report.stages},
                 "total": report.total,
@@ -93,8 +91,8 @@ def document(shape: ModelShape, reports: Sequence[CapacityReport], split: Split 
 
 
 def _row(report: CapacityReport) -> tuple[str, ...]:
-    plan, worst = report.plan, report.worst
-    sizes = (plan.tensor, plan.pipeline, plan.context, plan.data, plan.expert)
+    layout, worst = report.plan.layout, report.worst
+    sizes = (layout.tp, layout.pp, layout.cp, layout.dp, layout.ep)
     terms = (
         worst.expert_weights + worst.dense_weights,
         worst.expert_optimizer + worst.dense_optimizer,

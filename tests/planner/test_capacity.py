@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from components.config import LayoutConfig
 from components.errors import ConfigError
 from components.planner import ModelShape, Plan, capacity, layouts
 from components.planner.capacity import GIB
@@ -18,12 +20,14 @@ SHAPE = ModelShape.of(QWEN35_122B)
 PAPER = replace(SHAPE, expert_parameters=116_000_000_000, dense_parameters=5_860_000_000)
 """With the paper's P_e and P_d, rounded as it prints them."""
 WALL = 86_016
-T1 = Plan(tensor=2, pipeline=4, context=4, data=2, expert=16, memory_gib=95)
+LAYOUT = LayoutConfig(tp=2, pp=4, cp=4, dp=2, ep=16)
+T1 = Plan(LAYOUT, memory_gib=95)
+TWO_WAY = Plan(LAYOUT.model_copy(update={"cp": 2, "dp": 4}), memory_gib=95)
 
 
 def test_the_papers_layout_needs_66_6_gib_before_activations() -> None:
     last = capacity(T1, PAPER, WALL).stages[-1]
-    assert T1.devices == 64
+    assert LAYOUT.world == 64
     assert (last.expert_weights + last.dense_weights) / GIB == pytest.approx(18.3, abs=0.05)
     assert (last.expert_optimizer + last.dense_optimizer) / GIB == pytest.approx(28.4, abs=0.05)
     assert last.logits / GIB == pytest.approx(19.9, abs=0.05)
@@ -32,9 +36,9 @@ def test_the_papers_layout_needs_66_6_gib_before_activations() -> None:
 
 
 def test_at_the_84k_wall_two_way_context_exceeds_and_four_way_is_admitted() -> None:
-    two = capacity(replace(T1, context=2, data=4), PAPER, WALL)
+    two = capacity(TWO_WAY, PAPER, WALL)
     four = capacity(T1, PAPER, WALL)
-    assert two.plan.devices == four.plan.devices == 64
+    assert two.plan.layout.world == four.plan.layout.world == 64
     assert not two.fits
     assert four.fits
     assert two.decides == "logits"
@@ -47,10 +51,10 @@ def test_at_the_84k_wall_two_way_context_exceeds_and_four_way_is_admitted() -> N
 def test_no_layout_of_64_devices_takes_the_wall_with_less_than_four_way_context() -> None:
     found = layouts(SHAPE, 64, WALL, memory_gib=95)
     assert T1 in [report.plan for report in found if report.fits]
-    assert {report.plan.context for report in found} >= {1, 2, 4, 8}
-    assert min(report.plan.context for report in found if report.fits) == 4
-    assert found[0].plan.context == 4
-    assert max(report.plan.tensor for report in found) == 2  # two key-value heads
+    assert {report.plan.layout.cp for report in found} >= {1, 2, 4, 8}
+    assert min(report.plan.layout.cp for report in found if report.fits) == 4
+    assert found[0].plan.layout.cp == 4
+    assert max(report.plan.layout.tp for report in found) == 2  # two key-value heads
 
 
 sizes = st.sampled_from([1, 2, 4, 8, 16])
@@ -61,10 +65,10 @@ def test_the_experts_optimizer_depends_on_the_number_of_devices_only(
     tensor: int, pipeline: int, context: int, data: int, tokens: int
 ) -> None:
     expert = math.gcd(256, tensor * context * data)
-    plan = Plan(tensor=tensor, pipeline=pipeline, context=context, data=data, expert=expert)
-    alone = Plan(data=plan.devices)
+    plan = Plan(LayoutConfig(tp=tensor, pp=pipeline, cp=context, dp=data, ep=expert))
+    alone = Plan(LayoutConfig(dp=plan.layout.world))
     report, other = capacity(plan, PAPER, tokens), capacity(alone, PAPER, tokens)
-    assert {stage.expert_optimizer for stage in report.stages} == {12 * 116e9 / plan.devices}
+    assert {stage.expert_optimizer for stage in report.stages} == {12 * 116e9 / plan.layout.world}
     assert other.worst.expert_optimizer == report.worst.expert_optimizer
 
 
@@ -72,7 +76,7 @@ def test_the_experts_optimizer_depends_on_the_number_of_devices_only(
 def test_terms_add_up_and_the_longest_sequence_is_the_border_of_the_verdict(
     tensor: int, pipeline: int, context: int, data: int, tokens: int, memory: float
 ) -> None:
-    plan = Plan(tensor=tensor, pipeline=pipeline, context=context, data=data, memory_gib=memory)
+    plan = Plan(LayoutConfig(tp=tensor, pp=pipeline, cp=context, dp=data), memory)
     report = capacity(plan, SHAPE, tokens)
     assert len(report.stages) == (1 if pipeline == 1 else 2)
     for stage in report.stages:
@@ -100,14 +104,12 @@ def test_a_stage_in_front_holds_the_inputs_of_every_micro_batch_in_flight() -> N
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"pipeline": 5}, "pipeline 5 does not divide 48 layers"),
-        ({"expert": 3, "data": 3}, "expert 3 does not divide 256 experts"),
-        ({"expert": 32}, "expert 32 does not divide a stage's 16 devices"),
-        ({"context": 0}, "context 0 is below 1"),
+        ({"layout": LayoutConfig(pp=5)}, "pp 5 does not divide 48 layers"),
+        ({"layout": LayoutConfig(ep=3, dp=3)}, "ep 3 does not divide 256 experts"),
         ({"memory_gib": 0.0}, "not positive"),
     ],
 )
-def test_a_layout_that_cannot_be_cut_is_refused(change: dict[str, int], problem: str) -> None:
+def test_a_layout_that_cannot_be_cut_is_refused(change: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         capacity(replace(T1, **change), SHAPE, WALL)
 
@@ -119,6 +121,6 @@ def test_the_smaller_model_fits_two_nodes_at_its_context() -> None:
 
 
 def test_the_arithmetic_is_in_the_explanation() -> None:
-    text = capacity(replace(T1, context=2, data=4), PAPER, WALL).explain()
+    text = capacity(TWO_WAY, PAPER, WALL).explain()
     for part in ("logits 39.8", "over the 95 GiB", "logits decides", "86,016 tokens", "τ2 ρ4 κ2 δ4 η16"):
         assert part in text

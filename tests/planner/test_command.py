@@ -59,6 +59,13 @@ def test_a_campaign_is_held_against_this_machine(capsys: pytest.CaptureFixture[s
     assert json.loads(capsys.readouterr().out)["fits"]
 
 
+def test_a_campaign_on_gpus_is_held_against_those(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", str(MINIATURE.with_name("t1-122b.yaml")), "--json"]) == 0
+    (plan,) = json.loads(capsys.readouterr().out)["plans"]
+    assert plan["layout"] == {"tp": 2, "pp": 4, "cp": 4, "dp": 2, "ep": 16}
+    assert plan["total"] < plan["budget"] == 95 << 30
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

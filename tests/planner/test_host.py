@@ -9,11 +9,12 @@ import pytest
 
 from components.config import load
 from components.errors import ConfigError
-from components.planner import host, require
+from components.planner import CapacityReport, assess, host, require
 from components.planner.capacity import GIB
 from components.planner.host import machine_memory
 
 MINIATURE = Path(__file__).parents[2] / "configs" / "miniature.yaml"
+T1 = MINIATURE.with_name("t1-122b.yaml")
 LARGE = ["model.hidden_size=2048", "model.num_hidden_layers=48", "model.num_experts=128"]
 
 
@@ -39,11 +40,39 @@ def test_terms_are_what_they_say() -> None:
     config = load(MINIATURE, ["ppo.actor.kind=muon", "ppo.actor.matrix_lr=0.01"])
     adam, muon = host(load(MINIATURE)).terms, host(config).terms
     assert adam["actor"] / 16 == muon["actor"] / 12 == adam["snapshot"] / 8
-    assert adam["critic"] / 16 == adam["actor"] / 16 + 768 * 128  # it never ties its embedding
+    assert adam["critic"] == adam["actor"]  # whose output layer is the embedding, and counts once
+    untied = host(load(MINIATURE, ["model.tie_word_embeddings=false"])).terms
+    assert untied["actor"] / 16 == untied["critic"] / 16 + 768 * 128  # a critic has a head in place of an output layer
     wide = host(load(MINIATURE, ["sampler.dtype=bfloat16"])).terms
     assert adam["sampler caches"] == 2 * wide["sampler caches"] == 2 * 72 * 512 * 2 * 2 * 4 * 32 * 4
     remote = host(load(MINIATURE, ["sampler.engine=sglang", "sampler.urls=[http://a:1]"])).terms
     assert "samplers" not in remote
+
+
+def test_what_several_ranks_hold_counts_as_often() -> None:
+    copies = host(load(MINIATURE, ["trainer.layout.dp=2"])).terms
+    one = host(load(MINIATURE)).terms
+    spread = host(load(MINIATURE, ["trainer.layout={dp: 2, ep: 2}"])).terms
+    assert copies["actor"] == 2 * one["actor"]
+    assert copies["snapshot"] == 2 * one["snapshot"]
+    assert one["actor"] < spread["actor"] < copies["actor"]
+    assert copies["trainer"] == 3 * one["trainer"]  # and the job that drives both
+
+
+def test_what_is_recomputed_is_not_kept() -> None:
+    kept, full = (host(load(MINIATURE, [f"trainer.recompute={how}"])).terms for how in ("none", "full"))
+    assert full["activations"] < kept["activations"]
+
+
+def test_a_campaign_on_gpus_is_held_against_one_of_them_in_its_own_layout() -> None:
+    report = assess(load(T1), GIB)
+    assert isinstance(report, CapacityReport)
+    assert (report.plan.layout.world, report.tokens, report.fits) == (64, 86_016, True)
+    require(load(T1), GIB)
+    require(load(MINIATURE.with_name("qwen3-30b-a3b.yaml")), GIB)
+    two_way = load(T1, ["trainer.layout={tp: 2, pp: 4, cp: 2, dp: 4, ep: 16}"])
+    with pytest.raises(ConfigError, match=r"τ2 ρ4 κ2 δ4 η16 at 86,016 tokens: .* over the 95 GiB of a device"):
+        require(two_way, 1 << 50)
 
 
 def test_a_containers_limit_counts() -> None:

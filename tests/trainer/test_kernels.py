@@ -36,6 +36,13 @@ def test_every_path_that_lacks_a_gpu_or_its_package_is_named_with_what_it_lacks(
         assert "CUDA and the package" in line
 
 
+def test_memory_of_gpus_is_refused_where_there_are_none() -> None:
+    config = TrainerConfig(device_memory_gib=80)
+    with pytest.raises(ConfigError, match="device_memory_gib is of a GPU"):
+        check_kernels(config, ModelConfig(), cuda=False, installed=lambda package: True)
+    check_kernels(config, ModelConfig(), cuda=True, installed=lambda package: True)
+
+
 def test_a_machine_that_has_all_of_them_is_not_refused() -> None:
     check_kernels(ALL, ModelConfig(), cuda=True, installed=lambda package: True)
 

@@ -15,11 +15,13 @@ from torch import Tensor
 
 from components.config import CriticConfig, HlGaussConfig, LayoutConfig, ModelConfig, OptimizerConfig, TrainerConfig
 from components.errors import ConfigError
+from components.planner.host import held
 from components.records import Float32, Sample
 from components.trainer import Level, Trainer
 from components.trainer.megatron import MegatronTrainer, RemoteTrainer
 from components.trainer.ranks import Ranks
 from tests.conformance.trainer_suite import ADAM, CRITIC, MUON, current, items, random_sample
+from tests.trainer.ranks.functions import held as held_here
 
 STEPS = 3
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -101,6 +103,20 @@ def test_a_layout_computes_and_learns_what_one_process_does(
 ) -> None:
     trainer = RemoteTrainer(ranks, model, trainer_config(**LAYOUTS[name]), actor=ADAM, critic=CRITIC, seed=3)
     assert_same(alone, learn(trainer, batch, tmp_path / "model"))
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_ranks_hold_together_what_the_planner_counts(ranks: Ranks, model: ModelConfig, tied: bool) -> None:
+    model = model.model_copy(update={"tie_word_embeddings": tied})
+    for name, settings in LAYOUTS.items():
+        config = trainer_config(**settings)
+        RemoteTrainer(ranks, model, config, actor=ADAM, critic=CRITIC, seed=None)
+        found = np.sum(ranks.call(held_here), axis=0)
+        for (weights, moments), counted in zip(found, held(model, config), strict=True):
+            # Norms, routers and the critic's head, of two ranks at the most, are not counted.
+            small = 2 * (model.num_hidden_layers * (2 + model.num_experts) + 4) * model.hidden_size
+            assert 0 <= weights - counted.weights <= small, name
+            assert 0 <= moments - counted.moments <= small, name
 
 
 @pytest.mark.parametrize("name", ["dp2", "tp2", "pp2", "cp2"])

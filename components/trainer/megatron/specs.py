@@ -50,6 +50,8 @@ def check_kernels(config: TrainerConfig, model: ModelConfig, *, cuda: bool, inst
     problems = []
     if kernels.transformer_engine and model.hybrid is not None:
         problems.append(f"trainer.kernels.transformer_engine has no layers for a {model.architecture}; turn it off")
+    if config.device_memory_gib is not None and not cuda:
+        problems.append("trainer.device_memory_gib is of a GPU, and the trainer's machine has none; leave it out")
     for name, (package, key) in PACKAGES.items():
         if not wanted[name]:
             continue

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from components.errors import RecordError
+from components.trainer.megatron.remote import TRAINER
 
 
 def total(stage: dict[str, Any], value: float) -> float:
@@ -68,3 +69,13 @@ def stop(stage: dict[str, Any], rank: int) -> None:
     if dist.get_rank() == rank:
         time.sleep(3_600)
     dist.barrier()
+
+
+def held(stage: dict[str, Any]) -> list[tuple[int, int]]:
+    """Of the actor and the critic on this rank: parameters that have weights, and that have moments."""
+    trainer = stage[TRAINER]
+    counts = []
+    for network in (trainer.actor, trainer.critic):
+        moments = [s["exp_avg"] for part in network.optimizer._parts for s in part.outer.optimizer.state.values()]
+        counts.append((sum(p.numel() for p in network.parameters().values()), sum(m.numel() for m in moments)))
+    return counts
