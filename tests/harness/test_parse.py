@@ -19,6 +19,12 @@ def without(name):
     return parse_response(json.dumps({key: value for key, value in GOOD.items() if key != name}))
 
 
+def assert_whole(turn):
+    assert turn.error is None or (turn.commands == () and not turn.task_complete)
+    assert all(isinstance(command.keystrokes, str) and command.duration_s >= 0 for command in turn.commands)
+    assert isinstance(turn.task_complete, bool)
+
+
 def test_a_well_formed_answer_has_neither_error_nor_warning():
     turn = read()
     assert (turn.analysis, turn.plan, turn.task_complete) == ("a", "p", False)
@@ -131,12 +137,13 @@ def test_a_lone_surrogate_cannot_reach_the_terminal():
 
 @given(st.text() | st.text(alphabet='{}[]":,\\ antrue01.').map(lambda text: "{" + text))
 def test_no_text_raises_and_an_error_never_carries_commands(text):
-    turn = parse_response(text)
-    assert turn.error is None or (turn.commands == () and not turn.task_complete)
+    assert_whole(parse_response(text))
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=8))
 def test_any_json_value_in_any_field_is_read_without_raising(value):
     for name in ("analysis", "plan", "commands", "task_complete"):
-        read(**{name: value})
-    read(commands=[{"keystrokes": "x", "duration": value}])
+        assert_whole(read(**{name: value}))
+    turn = read(commands=[{"keystrokes": "x", "duration": value}])
+    assert_whole(turn)
+    assert [command.keystrokes for command in turn.commands] == ([] if turn.error else ["x"])

@@ -25,7 +25,7 @@ from components.trainer.megatron.muon import matrix_parts
 from components.trainer.megatron.weights import expected_shapes, to_hugging_face, to_megatron
 from tests.conformance.trainer_suite import ADAM, CRITIC, MUON, current, items, random_sample, same
 from tests.trainer.conftest import HYBRID
-from tests.trainer.test_weights import all_trainable, oracle_logprobs
+from tests.trainer.test_weights import all_trainable, assert_read_and_written_alike
 
 TIED = HYBRID.model_copy(update={"tie_word_embeddings": True})
 UNTIED = HYBRID.model_copy(update={"tie_word_embeddings": False})
@@ -52,20 +52,7 @@ def build(model: ModelConfig = UNTIED, *, seed: int = 0, **optimizers: Optimizer
 def test_transformers_and_megatron_agree_in_both_directions(
     model: ModelConfig, streams: list[Sample], tmp_path: Path
 ) -> None:
-    first, streams = build(model), all_trainable(streams)
-    first.save_hf(tmp_path / "ours")
-    ours = first.logprobs(streams, weights="current", replay=False, temperature=1.0)
-    for found, expected in zip(ours, oracle_logprobs(tmp_path / "ours", streams), strict=True):
-        np.testing.assert_allclose(found[1:], expected.numpy(), atol=1e-5)
-
-    AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).save_pretrained(tmp_path / "theirs")
-    left, right = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "theirs"))
-    assert left.keys() == right.keys() == expected_shapes(model).keys()
-    assert all(torch.equal(left[name], right[name]) for name in left)
-    second = build(model, seed=5)
-    second.load_hf(tmp_path / "theirs")
-    again = second.logprobs(streams, weights="current", replay=False, temperature=1.0)
-    assert all(np.array_equal(a, b) for a, b in zip(ours, again, strict=True))
+    assert_read_and_written_alike(build(model), build(model, seed=5), all_trainable(streams), tmp_path)
 
 
 def logits(trainer: MegatronTrainer, streams: list[Sample]) -> list[Tensor]:

@@ -46,6 +46,24 @@ def all_trainable(samples: list[Sample]) -> list[Sample]:
     ]
 
 
+def assert_read_and_written_alike(
+    first: MegatronTrainer, second: MegatronTrainer, samples: list[Sample], folder: Path
+) -> None:
+    """transformers computes what `first` does, from its folder; `second` does the same from the one it writes back."""
+    first.save_hf(folder / "ours")
+    ours = first.logprobs(samples, weights="current", replay=False, temperature=1.0)
+    for array, expected in zip(ours, oracle_logprobs(folder / "ours", samples), strict=True):
+        np.testing.assert_allclose(array[1:], expected.numpy(), atol=1e-5)
+
+    AutoModelForCausalLM.from_pretrained(folder / "ours", dtype=torch.float32).save_pretrained(folder / "theirs")
+    left, right = (load_file(folder / name / "model.safetensors") for name in ("ours", "theirs"))
+    assert left.keys() == right.keys() == expected_shapes(first.model).keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    second.load_hf(folder / "theirs")
+    again = second.logprobs(samples, weights="current", replay=False, temperature=1.0)
+    assert all(np.array_equal(a, b) for a, b in zip(ours, again, strict=True))
+
+
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_transformers_and_megatron_agree_in_both_directions(
     model: ModelConfig, samples: list[Sample], tmp_path: Path, tied: bool
@@ -56,19 +74,7 @@ def test_transformers_and_megatron_agree_in_both_directions(
     torch.manual_seed(0)  # fresh norms are all ones: they would hide a mapping that swaps them
     norms = {n: 1 + 0.2 * torch.randn_like(p) for n, p in first.actor.parameters().items() if "norm" in n}
     first.actor.set_parameters(norms)
-    first.save_hf(tmp_path / "ours")
-    ours = first.logprobs(samples, weights="current", replay=False, temperature=1.0)
-    for array, expected in zip(ours, oracle_logprobs(tmp_path / "ours", samples), strict=True):
-        np.testing.assert_allclose(array[1:], expected.numpy(), atol=1e-5)
-
-    AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).save_pretrained(tmp_path / "theirs")
-    left, right = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "theirs"))
-    assert left.keys() == right.keys() == expected_shapes(model).keys()
-    assert all(torch.equal(left[name], right[name]) for name in left)
-    second = build(model, seed=5)
-    second.load_hf(tmp_path / "theirs")
-    again = second.logprobs(samples, weights="current", replay=False, temperature=1.0)
-    assert all(np.array_equal(a, b) for a, b in zip(ours, again, strict=True))
+    assert_read_and_written_alike(first, build(model, seed=5), samples, tmp_path)
 
 
 def test_a_critics_folder_is_a_token_classifier_of_transformers_with_the_same_values(
