@@ -41,7 +41,7 @@ class Rollouts:
         self._checkpoint = Path(checkpoint)
         self._url = sampler_url
         self._state = Path(state)
-        self._stack = AsyncExitStack()
+        self._stack = AsyncExitStack()  # for the life of the process, whose end also ends the sandboxes
         self._world: World | None = None
 
     async def generate(self, step: int, version: int, cursor: Mapping[str, int], folder: str) -> dict[str, Any]:
@@ -70,11 +70,6 @@ class Rollouts:
         save_batch(Path(folder), result.trials, batch.samples, batch.trial_rewards, result.ledger)
         _, after = self._pool.draw(at, min(result.consumed, len(self._pool)))
         return {"metrics": metrics | batch.metrics, "cursor": asdict(after)}
-
-    async def close(self) -> None:
-        """Ends every sandbox and connection."""
-        self._world = None
-        await self._stack.aclose()
 
     async def _open(self) -> World:
         if self._world is None:

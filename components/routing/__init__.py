@@ -5,7 +5,7 @@ expert stands twice in a choice; a checksum of the content travels with it, beca
 """
 
 from components.routing.flips import Flips, flips
-from components.routing.record import bytes_per_token, checksum, decode, encode, sequence_first, validate
+from components.routing.record import bytes_per_token, checksum, decode, encode, validate
 
 __all__ = [
     "Flips",
@@ -14,6 +14,5 @@ __all__ = [
     "decode",
     "encode",
     "flips",
-    "sequence_first",
     "validate",
 ]

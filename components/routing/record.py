@@ -85,11 +85,6 @@ def bytes_per_token(layers: int, topk: int, num_experts: int) -> int:
     return layers * topk * (1 if num_experts <= BYTE_EXPERTS else 2)
 
 
-def sequence_first(routing_BSLK: NDArray[Any]) -> NDArray[Any]:
-    """Rows of a padded batch in the order in which a router meets its tokens: position by position, then sample."""
-    return np.ascontiguousarray(routing_BSLK.swapaxes(0, 1)).reshape(-1, *routing_BSLK.shape[2:])
-
-
 def _compact(routing_RLK: NDArray[Any]) -> NDArray[Any]:
     if routing_RLK.ndim != 3 or routing_RLK.dtype.kind not in "iu":
         raise RecordError(f"routing needs integers [rows, layers, experts], got {routing_RLK.dtype}{routing_RLK.shape}")

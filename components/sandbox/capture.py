@@ -91,10 +91,6 @@ class PipeCapture:
             self._open = False
             self._loop.remove_reader(self._read)
 
-    def close_write(self) -> None:
-        """After the write end was passed on."""
-        os.close(self.write)
-
     def finish(self) -> bytes:
         """Take what is in the pipe now, without waiting for background writers, and close it."""
         try:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from components.errors import RecordError
-from components.routing import bytes_per_token, checksum, decode, encode, flips, sequence_first, validate
+from components.routing import bytes_per_token, checksum, decode, encode, flips, validate
 
 
 def choose(rng, rows, layers, topk, experts):
@@ -79,15 +79,6 @@ def test_permuted_rows_of_the_right_shape_are_caught_by_content():
     expected = checksum(routing)
     for other in (routing[::-1], np.roll(routing, 1, axis=0), routing[:, ::-1], routing.reshape(2, 9, 2)):
         assert checksum(other) != expected
-
-
-def test_rows_of_a_batch_are_laid_out_as_the_router_meets_them():
-    # miles #3146: rows were replayed batch-first; shapes agreed, so nothing noticed.
-    rows = np.array([[0, 1, -1], [2, 3, -1]]).reshape(2, 3, 1, 1)
-    assert sequence_first(rows).ravel().tolist() == [0, 2, 1, 3, -1, -1]
-    batch = choose(np.random.default_rng(0), 6, 2, 2, 8).reshape(2, 3, 2, 2)
-    assert sequence_first(batch).shape == batch.reshape(6, 2, 2).shape
-    assert checksum(sequence_first(batch)) != checksum(batch.reshape(6, 2, 2))
 
 
 def test_flips_compare_choices_as_sets():

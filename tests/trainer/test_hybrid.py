@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from components.config import ModelConfig, OptimizerConfig, TrainerConfig
@@ -25,7 +24,7 @@ from components.trainer.megatron.muon import matrix_parts
 from components.trainer.megatron.weights import expected_shapes, to_hugging_face, to_megatron
 from tests.conformance.trainer_suite import ADAM, CRITIC, MUON, current, items, random_sample, same
 from tests.trainer.conftest import HYBRID
-from tests.trainer.test_weights import all_trainable, assert_read_and_written_alike
+from tests.trainer.test_weights import all_trainable, assert_read_and_written_alike, oracle_gradients
 
 TIED = HYBRID.model_copy(update={"tie_word_embeddings": True})
 UNTIED = HYBRID.model_copy(update={"tie_word_embeddings": False})
@@ -82,13 +81,7 @@ def test_the_logits_of_packed_streams_are_those_of_transformers_for_each_alone(
 def test_supervised_gradients_are_those_of_transformers(streams: list[Sample], tmp_path: Path) -> None:
     trainer = build(actor=OptimizerConfig(lr=1e-3, max_grad_norm=1e9))
     trainer.save_hf(tmp_path / "model")
-    oracle = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
-    tokens = sum(int(sample.loss_mask.sum()) for sample in streams)
-    for sample in streams:
-        ids = torch.from_numpy(sample.tokens.astype(np.int64))
-        labels = torch.where(torch.from_numpy(sample.loss_mask), ids, -100)[1:]
-        (cross_entropy(oracle(ids[None]).logits[0, :-1], labels, reduction="sum") / tokens).backward()
-    wanted = {name: p.grad for name, p in oracle.named_parameters() if p.grad is not None}
+    wanted = oracle_gradients(tmp_path / "model", streams)
     metrics = trainer.sft_step(streams, lr_share=0.0, aux_loss_coef=0.0)
     norm = sum(float(gradient.double().square().sum()) for gradient in wanted.values()) ** 0.5
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)

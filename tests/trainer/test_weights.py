@@ -38,6 +38,17 @@ def oracle_logprobs(folder: Path, samples: list[Sample]) -> list[torch.Tensor]:
     return result
 
 
+def oracle_gradients(folder: Path, samples: list[Sample]) -> dict[str, torch.Tensor]:
+    """Of the token mean of the cross entropy, by transformers' names."""
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
+    for sample in samples:
+        ids = torch.from_numpy(sample.tokens.astype(np.int64))
+        labels = torch.where(torch.from_numpy(sample.loss_mask), ids, -100)[1:]
+        (cross_entropy(oracle(ids[None]).logits[0, :-1], labels, reduction="sum") / tokens).backward()
+    return {name: p.grad for name, p in oracle.named_parameters() if p.grad is not None}
+
+
 def all_trainable(samples: list[Sample]) -> list[Sample]:
     masks = [np.arange(len(s.tokens)) > 0 for s in samples]
     return [
@@ -102,13 +113,7 @@ def test_supervised_gradients_are_those_of_transformers(
     model = model.model_copy(update={"tie_word_embeddings": tied})
     trainer = MegatronTrainer(model, TrainerConfig(micro_batch_tokens=128), actor=OptimizerConfig(lr=1e-3), seed=2)
     trainer.save_hf(tmp_path / "model")
-    oracle = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
-    tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
-    for sample in samples:
-        ids = torch.from_numpy(sample.tokens.astype(np.int64))
-        labels = torch.where(torch.from_numpy(sample.loss_mask), ids, -100)[1:]
-        (cross_entropy(oracle(ids[None]).logits[0, :-1], labels, reduction="sum") / tokens).backward()
-    wanted = {name: p.grad for name, p in oracle.named_parameters() if p.grad is not None}
+    wanted = oracle_gradients(tmp_path / "model", samples)
     metrics = trainer.sft_step(samples, lr_share=0.0, aux_loss_coef=0.0)
     norm = sum(float(gradient.double().square().sum()) for gradient in wanted.values()) ** 0.5
     assert norm > 1.0  # so it was clipped to 1
