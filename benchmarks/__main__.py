@@ -14,7 +14,7 @@ from pathlib import Path
 
 NOT_BENCHMARKS = {"__main__", "machine"}
 LIMIT_S = 1_800
-"""Of one benchmark. The longest (sampler, sandbox) take minutes."""
+"""Of one benchmark. The longest (critic) takes seven minutes of an idle machine."""
 
 
 def run(name: str) -> str | None:

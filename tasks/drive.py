@@ -6,6 +6,7 @@ marker in the store says what is done, the submission id finds what is running.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -96,7 +97,7 @@ def drive(
         log.info("%s is done already; its result is reused", spec.base)
         mirror.poll()
     else:
-        result = _follow(cluster, spec, submission.id, log.log, mirror)
+        result = _follow(cluster, spec, submission.id, log.log, mirror, run)
     assert result is not None
     return Driven(result, run, parent, store)
 
@@ -124,12 +125,16 @@ def stop_followed(flow_run_id: str) -> list[str]:
 
 
 def _follow(
-    cluster: Cluster, spec: JobSpec, submission_id: str, log: Callable[[int, str], None], mirror: Mirror
+    cluster: Cluster, spec: JobSpec, submission_id: str, log: Callable[[int, str], None], mirror: Mirror, run: Any
 ) -> dict[str, Any]:
     try:
         return cluster.follow(spec, submission_id, lambda line: log(line.level, line.text), mirror.poll)
     except LongshellError:
-        mirror.poll()  # What was committed before the failure stays visible.
+        try:
+            mirror.poll()  # What was committed before the failure stays visible.
+            tracking.tracker().end(run, failed=True)
+        except Exception as error:  # The boundary: what is shown of a failure must not take its place.
+            log(logging.WARNING, f"MLflow does not show that {submission_id} failed: {error}")
         raise
 
 

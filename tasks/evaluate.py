@@ -28,6 +28,7 @@ def evaluate(
     driven = drive(config, "evaluate", index, inputs)
     score = Score.of(driven.result, checkpoint.step)
     _record(config, driven, score, index)
+    tracking.tracker().end(driven.run)
     return score
 
 

@@ -11,14 +11,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from components.artifacts import LocalStore
-from components.cluster import REPOSITORY
+from components.cluster import REPOSITORY, JobSpec
 from components.config import CampaignConfig, load
-from components.errors import ConfigError, ServiceError, StopReason
+from components.errors import ConfigError, Failure, JobFailed, ServiceError, StopReason
 from components.records import Reward, TaskRef, Trial, Turn, VerifierReport
 from components.rollout import Ledger, Outcome, save_batch
 from components.tracking import Run, Tracker
 from flows.campaign import campaign as campaign_flow
-from tasks import campaign, launch, mirror, summary
+from tasks import campaign, drive, launch, mirror, summary
 from tasks.mirror import Mirror, Steps
 from tasks.site import Site
 from tasks.trajectories import log_trajectories
@@ -119,6 +119,43 @@ def test_committed_steps_of_a_leg_are_mirrored_once_and_progress_is_told(store: 
     assert [percent for percent, _ in shown] == [50.0, 100.0, 100.0]
     assert shown[0][1].startswith("m-s1 rl 2: step 1 of 2, reward 2.5, about ")
     assert shown[1][1] == "m-s1 rl 2: step 2 of 2, reward 3.5"
+
+
+def _away(*_: object) -> None:
+    raise ServiceError("MLflow is away")
+
+
+class FailingCluster:
+    """Whose jobs commit a step, and fail."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self.store = store
+
+    def follow(self, *_: object) -> dict[str, Any]:
+        commit(self.store, 0)
+        raise JobFailed("m-s1-rl-1", "FAILED", "ERROR ConfigError: x", Failure.REFUSED)
+
+
+def test_a_failed_job_is_a_failed_run_and_its_own_failure_is_raised_though_mlflow_is_away(
+    store: LocalStore, watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker, run, _ = watched
+    told: list[str] = []
+    spec = JobSpec("rl", "m-s1", 1, {}, {})
+
+    def follow() -> str:
+        following = Mirror(store, Steps("c/rl/steps", first=0, end=2, title="m-s1 rl 1"), run)
+        with pytest.raises(JobFailed, match="m-s1-rl-1") as caught:
+            drive._follow(FailingCluster(store), spec, "m-s1-rl-1", lambda _, text: told.append(text), following, run)
+        assert caught.value.failure is Failure.REFUSED
+        return str(tracker.client.get_run(run.run_id).info.status)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tracker, "log_step", _away)
+        assert follow() == "RUNNING"
+    assert told == ["MLflow does not show that m-s1-rl-1 failed: MLflow is away"]
+    assert follow() == "FAILED"
+    assert len(told) == 1
 
 
 def test_the_table_is_aligned_and_shows_what_was_not_measured_as_a_dash() -> None:

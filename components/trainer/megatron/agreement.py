@@ -27,7 +27,7 @@ def together(what: str) -> Iterator[None]:
     error: BaseException | None = None
     try:
         yield
-    except Exception as caught:
+    except Exception as caught:  # raised below, when every rank knows
         error = caught
     flags = torch.zeros(dist.get_world_size())
     flags[dist.get_rank()] = float(error is not None)

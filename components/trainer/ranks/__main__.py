@@ -56,6 +56,7 @@ def main() -> None:
 
 
 def _answer(stage: dict[str, Any], function: Any, args: Any, kwargs: Any) -> Answer:
+    """The boundary of a rank: what a call raises is logged here, and raised again by the pool."""
     try:
         return Answer(value=function(stage, *args, **kwargs))
     except Exception as error:
@@ -67,7 +68,7 @@ def _portable(error: Exception) -> Exception:
     """The error as it can travel."""
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:
+    except Exception:  # whatever a foreign class raises: its words travel without it
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
 
