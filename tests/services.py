@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from components.tracking import Tracker
 from tasks.site import Site
-from tasks.stack import ports
+from tasks.stack import ports, settings
+from tasks.stack.provision import provision
 from tasks.stack.supervisor import Stack
 
 
@@ -49,3 +56,22 @@ def ray() -> str:
 def token() -> str:
     """What the Ray head asks for."""
     return site().ray_token.read_text()
+
+
+@functools.cache
+def ui() -> Mapping[str, str]:
+    """What `make ui` starts, without MLflow's server and with fake stages; gives what a terminal beside it exports."""
+    stack().up(["prefect", "ray"], pin=True)
+    values = settings.environment(site())
+    with temporary_settings({PREFECT_API_URL: values["PREFECT_API_URL"]}):
+        provision(values)
+    Tracker(site().tracking_uri, home() / "mlflow" / "artifacts")  # Makes the database, as the server would.
+    worker()
+    return {**os.environ, **values}
+
+
+def worker() -> int:
+    """The pid of a worker; a new one when the last was killed."""
+    with pytest.MonkeyPatch.context() as patch:  # The worker inherits it, and flows the worker's.
+        patch.setenv("MLFLOW_TRACKING_URI", site().tracking_uri)
+        return int(stack().up(["worker"], pin=True).services["worker"]["pid"])

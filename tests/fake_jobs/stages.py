@@ -16,7 +16,10 @@ from components.artifacts import ArtifactStore, open_store
 
 
 def run(stage: Callable[[ArtifactStore, dict[str, Any]], dict[str, Any]]) -> None:
-    """Runs a fake stage; `<store>/../trace` gets a line when it begins and when it ends; `hold` there holds it."""
+    """Runs a fake stage; `<store>/../trace` gets a line when it begins and when it ends.
+
+    A file `<store>/../hold-<campaign>` holds it.
+    """
     spec = json.loads(Path(sys.argv[1]).read_text())
     store = open_store(spec["store"])
     name = f"{spec['stage']}-{spec['index']}"
@@ -28,7 +31,7 @@ def run(stage: Callable[[ArtifactStore, dict[str, Any]], dict[str, Any]]) -> Non
         sys.exit(143)
 
     signal.signal(signal.SIGTERM, stop)
-    while (Path(store.url).parent / "hold").exists():
+    while (Path(store.url).parent / f"hold-{spec['campaign']}").exists():
         time.sleep(0.1)
     result = stage(store, spec)
     _note(store, f"end {name} {os.getpid()}")
