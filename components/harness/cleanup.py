@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
-    """Runs `work` to its end even when cancelled meanwhile; the cancellation is raised afterwards."""
+    """Runs `work` to its end even when cancelled meanwhile; the cancellation is raised afterwards, whatever failed."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -22,9 +22,9 @@ async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
             await asyncio.wait({task})
         except asyncio.CancelledError as error:
             cancelled = error
-    task.result()
     if cancelled is not None:
-        raise cancelled
+        raise cancelled from (None if task.cancelled() else task.exception())
+    task.result()
 
 
 async def dismiss(box: Sandbox) -> InfraFault | None:

@@ -8,7 +8,7 @@ import pytest
 
 from components.config import SandboxConfig
 from components.errors import FaultCause, InfraFault, StopReason
-from components.harness import Progress, run_trial
+from components.harness import Progress, dismiss, run_trial
 from components.sandbox import ExecResult, SandboxSpec
 from tests.harness.parts import FakePolicy, FakeTerminal, PlainTask, answer, terse, trajectory
 
@@ -151,6 +151,26 @@ async def test_cancelling_a_trial_stops_its_box_first_even_when_cancelled_again(
     with pytest.raises(asyncio.CancelledError):
         await running
     assert [box.stopped for box in backend.boxes] == [1]
+
+
+async def test_a_cancellation_is_not_lost_to_a_box_that_does_not_stop():
+    stopping, busy = asyncio.Event(), asyncio.Event()
+
+    class Stuck:
+        id = "stuck"
+
+        async def stop(self):
+            stopping.set()
+            await busy.wait()
+            raise InfraFault(FaultCause.SANDBOX, "busy")
+
+    dismissing = asyncio.create_task(dismiss(Stuck()))
+    await stopping.wait()
+    dismissing.cancel()
+    await asyncio.sleep(0)
+    busy.set()
+    with pytest.raises(asyncio.CancelledError):
+        await dismissing
 
 
 async def test_a_timeout_inside_our_own_code_is_not_the_agents():
