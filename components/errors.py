@@ -142,6 +142,10 @@ class StoreError(LongshellError, OSError):
     """The artifact store refused, lost or corrupted an object."""
 
 
+class DamagedError(StoreError):
+    """What the store holds is not what was put: bytes have changed, or a part is missing."""
+
+
 class ServiceError(LongshellError, RuntimeError):
     """A service of the stack (Prefect, Ray, MLflow, sampler) did not start, or stopped answering."""
 

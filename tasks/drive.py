@@ -6,8 +6,9 @@ marker in the store says what is done, the submission id finds what is running.
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +100,17 @@ def drive(
     else:
         result = _follow(cluster, spec, submission.id, log.log, mirror, run)
     assert result is not None
+    _tell_refused(result.get("refused_states", ()), run, index, log.warning)
     return Driven(result, run, parent, store)
+
+
+def _tell_refused(states: Sequence[Mapping[str, Any]], run: Any, index: int, warn: Callable[..., None]) -> None:
+    """Shows what the job could not continue from, in the flow task's log and on the run of its stage."""
+    for state in states:
+        told = state["step"], state["cause"], state["continued_at"]
+        warn("the state after step %d was refused (%s): the job continued at step %d", *told)
+    if states:
+        tracking.tracker().log_tags(run, {f"longshell.refused_states.{index}": json.dumps(list(states))})
 
 
 def stop_jobs(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from components.artifacts import manifest as manifests
 from components.artifacts.store import check_key
-from components.errors import StoreError
+from components.errors import DamagedError, StoreError
 
 _DATA = ".data"
 _TEMPORARY = ".tmp-"
@@ -65,7 +65,7 @@ class LocalStore:
         with self._clear_errors("read", key):
             name, data = self._read(key)
         if hashlib.sha256(data).hexdigest() != name:
-            raise StoreError(f"store {self._root}: {key} is corrupt: its content is not what was put")
+            raise DamagedError(f"store {self._root}: {key} is corrupt: its content is not what was put")
         return data
 
     def put_json(self, key: str, value: Any) -> None:
@@ -115,11 +115,9 @@ class LocalStore:
             target = self._target(key)
             if target.suffix != ".tree":
                 raise StoreError(f"store {self._root}: {key} is an object, not a folder")
-            data = target.with_suffix(".manifest").read_bytes()
-            problem = "its manifest has changed" if hashlib.sha256(data).hexdigest() != target.stem else None
-            problem = problem or manifests.difference(manifests.parse(data), target)
+            problem = _damage(target)
         if problem:
-            raise StoreError(f"store {self._root}: {key} is corrupt: {problem}")
+            raise DamagedError(f"store {self._root}: {key} is corrupt: {problem}")
         return target
 
     def delete(self, key: str) -> None:
@@ -204,6 +202,17 @@ def _place(source: Path, target: Path) -> None:
             return
         shutil.rmtree(target)
     source.rename(target)
+
+
+def _damage(tree: Path) -> str | None:
+    """What is wrong with a stored folder, in words; None when nothing is."""
+    listing = tree.with_suffix(".manifest")
+    if not listing.is_file():
+        return "its manifest is missing"
+    data = listing.read_bytes()
+    if hashlib.sha256(data).hexdigest() != tree.stem:
+        return "its manifest has changed"
+    return manifests.difference(manifests.parse(data), tree)
 
 
 def _copy(source: Path, target: Path) -> manifests.FileDigest:

@@ -2,7 +2,7 @@
 
 Invariants, kept by every implementation and tested by `tests/conformance/store_suite.py`: a key names either one
 complete object or nothing; a writer killed at any instant leaves the previous object in place; bytes that differ from
-what was put are never returned, a `StoreError` is raised instead; deleting what is absent is no error.
+what was put are never returned, a `DamagedError` is raised instead; deleting what is absent is no error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class ArtifactStore(Protocol):
         """The bytes under `key`, verified.
 
         Raises:
-            StoreError: the key is absent, or its content is not what was put.
+            DamagedError: its content is not what was put.
+            StoreError: the key is absent, or cannot be read.
         """
         ...
 
@@ -57,7 +58,12 @@ class ArtifactStore(Protocol):
         ...
 
     def tree(self, key: str) -> Path:
-        """A read-only folder with exactly the files that were put, verified against their manifest."""
+        """A read-only folder with exactly the files that were put, verified against their manifest.
+
+        Raises:
+            DamagedError: they are not what was put.
+            StoreError: the key is absent, or cannot be read.
+        """
         ...
 
     def address(self, key: str) -> str:

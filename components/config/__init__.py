@@ -14,11 +14,12 @@ from components.config.ppo import (
 )
 from components.config.rollout import HarnessConfig, RewardConfig, RolloutConfig, SandboxConfig
 from components.config.sampler import PublishConfig, SamplerConfig, SGLangConfig
-from components.config.training import OptimizerConfig, SupervisedConfig, TrainerConfig
+from components.config.training import CheckpointsConfig, OptimizerConfig, SupervisedConfig, TrainerConfig
 from components.config.world import DemonstrationConfig, HabitConfig, PoolConfig
 
 __all__ = [
     "CampaignConfig",
+    "CheckpointsConfig",
     "ClippedValueConfig",
     "CorrectionsConfig",
     "CriticConfig",

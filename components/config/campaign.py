@@ -12,7 +12,7 @@ from components.config.ppo import PpoConfig
 from components.config.rollout import HarnessConfig, RewardConfig, RolloutConfig, SandboxConfig
 from components.config.sampler import PublishConfig, SamplerConfig
 from components.config.section import Section
-from components.config.training import SupervisedConfig, TrainerConfig
+from components.config.training import CheckpointsConfig, SupervisedConfig, TrainerConfig
 from components.config.world import PoolConfig
 
 
@@ -57,6 +57,7 @@ class CampaignConfig(Section):
     sampler: SamplerConfig = SamplerConfig()
     publish: PublishConfig = PublishConfig()
     trainer: TrainerConfig = TrainerConfig()
+    checkpoints: CheckpointsConfig = CheckpointsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
     @model_validator(mode="after")

@@ -47,6 +47,16 @@ class SupervisedConfig(Section):
     demonstrations: DemonstrationConfig
 
 
+class CheckpointsConfig(Section):
+    """Which of the trainer's states are kept; a state is weights, moments and snapshot. Checkpoints, which are weights
+    alone and registered, are never deleted."""
+
+    keep_last: int = Field(2, ge=1)
+    """Of a stage's commits. When the last state is found damaged, the one before is continued from."""
+    keep_best: bool = True
+    """Keep the state of the leg whose checkpoint has the best held-out pass rate, for as long as it has."""
+
+
 class TrainerConfig(Section):
     """The Megatron-Core backend."""
 

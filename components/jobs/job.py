@@ -56,7 +56,7 @@ class Job:
         """
         told = {"step": step, "total": total, "timestamp_ms": time.time_ns() // 1_000_000}
         record = {**told, "metrics": dict(metrics), **facts}
-        self.store.put_json(self.key(stage, "steps", f"{step:06d}", "record.json"), record)
+        self.store.put_json(self._record_key(stage, step), record)
 
     def committed(self, stage: str) -> list[int]:
         """Steps of `stage` that have a record, ascending."""
@@ -64,10 +64,17 @@ class Job:
         keys = self.store.list(prefix)
         return sorted(int(key.split("/")[-2]) for key in keys if key.endswith("/record.json"))
 
+    def record(self, stage: str, step: int) -> dict[str, Any]:
+        """The record of a committed step."""
+        return dict(self.store.get_json(self._record_key(stage, step)))
+
     def records(self, stage: str) -> Iterator[dict[str, Any]]:
         """The committed records of `stage`, ascending."""
         for step in self.committed(stage):
-            yield self.store.get_json(self.key(stage, "steps", f"{step:06d}", "record.json"))
+            yield self.record(stage, step)
+
+    def _record_key(self, stage: str, step: int) -> str:
+        return self.key(stage, "steps", f"{step:06d}", "record.json")
 
 
 def main(stage: Callable[[Job], Mapping[str, Any]]) -> None:

@@ -5,8 +5,8 @@ exactly 1 (0 for the very first batch). At the barrier the trainer's new weights
 begins.
 
 Invariant: a step is committed when its record is in the store; the record is written after the trainer's state and the
-next batch. A leg that is killed continues from its last record: no step is learned twice, and a batch that was in the
-store is never generated again.
+next batch, while the step after it runs. A leg that is killed continues from the newest whole state: no step is learned
+again that has one, and a batch that was in the store is never generated again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 import ray
 
 from components.errors import InfraFault, ServiceError
+from components.jobs.commits import Commits, refused_states, resume
 from components.jobs.job import Job, log
 from components.jobs.rollouts import collect, start_actor
 from components.jobs.world import OpenSampler, client, open_sampler
@@ -33,9 +34,6 @@ from components.publish import Publication, open_publisher
 from components.rollout import SpooledBatch, load_batch
 from components.trainer import Trainer
 from components.trainer.megatron import open_trainer
-
-KEPT_STATES = 2
-"""Trainer states that are kept: the last, and the one before, should the last be found damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +62,11 @@ class Leg:
         actor: Any,
         checkpoint: Path,
         sampler: OpenSampler,
-        *,
-        steps: int,
+        commits: Commits,
     ) -> None:
         self._job = job
         self._course = course
-        self._steps = steps
+        self._commits = commits
         self._checkpoint = checkpoint
         self._trainer = trainer
         self._actor = actor
@@ -106,7 +103,16 @@ class Leg:
             "time/step": published - started,
             "publish/lost": float(lost),
         }
-        self._commit(step, metrics)
+        self._commits.commit(step, self._trainer, metrics)
+        log.info(
+            "step %d: reward %.3f, pass rate %.3f, turns %.2f, cancelled %d, %.1f s",
+            step,
+            metrics["rollout/reward_mean"],
+            metrics["rollout/pass_rate"],
+            metrics["rollout/turns_mean"],
+            metrics["rollout/cancelled"],
+            metrics["time/step"],
+        )
 
     def _learn(self, step: int) -> dict[str, float]:
         """Critic, then actor, on the batch of `step`; the metrics of its rollouts and of the update."""
@@ -186,61 +192,47 @@ class Leg:
         self._trainer.save_hf(self._weights)
         server.restart(self._weights, version)
 
-    def _commit(self, step: int, metrics: Mapping[str, float]) -> None:
-        job, stage = self._job, self._course.stage
-        state = job.folder / "state"
-        self._trainer.save(state)
-        job.store.put_tree(state_key(job, stage, step), state)
-        job.commit(stage, step, metrics, total=self._steps, leg=job.index)
-        if step >= KEPT_STATES:
-            job.store.delete(state_key(job, stage, step - KEPT_STATES))
-        log.info(
-            "step %d: reward %.3f, pass rate %.3f, turns %.2f, cancelled %d, %.1f s",
-            step,
-            metrics["rollout/reward_mean"],
-            metrics["rollout/pass_rate"],
-            metrics["rollout/turns_mean"],
-            metrics["rollout/cancelled"],
-            metrics["time/step"],
-        )
-
     def _key(self, *parts: str | int) -> str:
         return self._job.key(self._course.stage, *parts)
 
 
 @contextmanager
-def stepped(job: Job, course: Course, first: int, last: int) -> Iterator[Trainer]:
+def stepped(
+    job: Job, course: Course, first: int, last: int, held: Callable[[], Collection[int]] = tuple
+) -> Iterator[Trainer]:
     """Takes the steps from `first` up to, not including, `last`, and gives the trainer that has taken them.
 
-    `job.inputs`: `pool`, `checkpoint` (what RL starts from), `state` (the trainer's after the step before; None at the
-    beginning) and `critic` (a warm one to begin with; None for a cold one).
+    They are committed when the block has ended. Steps before `first` are taken again when the states after them are
+    damaged. `held` are steps whose states are kept whatever their age.
+
+    `job.inputs`: `pool`, `checkpoint` (what RL starts from), `state` (where the trainer's lies after the step before;
+    None at the beginning) and `critic` (a warm one to begin with; None for a cold one).
     """
     require(job.config)
     shutil.rmtree(job.folder / "batches", ignore_errors=True)
-    done = [step for step in job.committed(course.stage) if first <= step < last]
-    position = done[-1] + 1 if done else first
-    if done:
-        log.info("continuing at step %d: steps %d to %d are committed", position, done[0], done[-1])
+    position = resume(job, course.stage, last, begins=job.inputs["state"] is None)
+    if position.step > first:
+        log.info("continuing at step %d: steps %d to %d are committed", position.step, first, position.step - 1)
     checkpoint = job.store.tree(job.inputs["checkpoint"])
-    state = state_key(job, course.stage, position - 1) if done else job.inputs["state"]
-    with _runtime(job, course, checkpoint) as (sampler, actor), _trainer(job, checkpoint, state) as trainer:
-        if position < last:
-            Leg(job, course, trainer, actor, checkpoint, sampler, steps=last - first).run(position, last)
+    commits = Commits(job, course.stage, first=position.step, total=last - first, held=held, leg=job.index)
+    with (
+        commits,
+        _runtime(job, course, checkpoint) as (sampler, actor),
+        _trainer(job, checkpoint, position.state) as trainer,
+    ):
+        if position.step < last:
+            Leg(job, course, trainer, actor, checkpoint, sampler, commits).run(position.step, last)
         yield trainer
 
 
-def state_key(job: Job, stage: str, step: int) -> str:
-    """Where the trainer's state after `step` lies."""
-    return job.key(stage, "steps", f"{step:06d}", "state")
-
-
 def totals(job: Job, course: Course, first: int, last: int) -> dict[str, Any]:
-    """Launched and cancelled over the records of these steps, and the last record's metrics."""
+    """Launched and cancelled over the records of these steps, the last one's metrics, and states that were refused."""
     records = [record["metrics"] for record in job.records(course.stage) if first <= record["step"] < last]
     return {
         "metrics": records[-1],
         "launched": int(sum(metrics["rollout/launched"] for metrics in records)),
         "cancelled": int(sum(metrics["rollout/cancelled"] for metrics in records)),
+        "refused_states": refused_states(job, course.stage),
     }
 
 
@@ -260,7 +252,7 @@ def _runtime(job: Job, course: Course, checkpoint: Path) -> Iterator[tuple[OpenS
 
 
 @contextmanager
-def _trainer(job: Job, checkpoint: Path, state: str | None) -> Iterator[Trainer]:
+def _trainer(job: Job, checkpoint: Path, state: Path | None) -> Iterator[Trainer]:
     """Actor and critic: from the state of the step before, or from the checkpoint that RL starts from.
 
     A warm critic brings its weights and nothing else: its optimizer and its schedule begin anew, as the actor's do.
@@ -270,7 +262,7 @@ def _trainer(job: Job, checkpoint: Path, state: str | None) -> Iterator[Trainer]
         config.model, config.trainer, actor=config.ppo.actor, critic=config.ppo.critic, seed=None, logs=job.folder
     ) as trainer:
         if state is not None:
-            trainer.load(job.store.tree(state))
+            trainer.load(state)
         else:
             trainer.load_hf(checkpoint, what="actor")
             if config.ppo.critic is not None:

@@ -1,7 +1,7 @@
 """The supervised stages: demonstrations in real boxes, then next-token training on them.
 
 Invariant: demonstrations are in the store before the first step; every record comes with the trainer's state, so that
-a killed stage continues at its last record and ends in the weights it would have had.
+a killed stage continues at its last whole state and ends in the weights it would have had.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from components.config import CampaignConfig, HabitConfig, SupervisedConfig, validate
 from components.demonstrations import Demonstration, collect, repeats
 from components.jobs.checkpoints import publish_checkpoint
+from components.jobs.commits import Commits, refused_states, resume
 from components.jobs.job import Job, log
 from components.learning import Supervised
 from components.learning.corpus import load_corpus, save_corpus
@@ -41,36 +42,43 @@ RECORD_EVERY = 100
 def train(job: Job, config: SupervisedConfig, *, start: Path | None, tokenizer_from: Path) -> dict[str, Any]:
     """Trains on demonstrations from the weights in `start`, or from fresh ones.
 
-    Result: {"checkpoint", "step", "metrics", "demonstrations": {"n", "pass_rate"}}.
+    Result: {"checkpoint", "step", "metrics", "demonstrations": {"n", "pass_rate"}, "refused_states"}.
     """
     require(job.config)
     corpus, summary = _demonstrations(job, config, tokenizer_from)
     extra = repeats(config.demonstrations.repeats, vocab_size=job.config.model.vocab_size, seed=job.config.seed)
     run = Supervised([*corpus, *extra], config, job.config.seed)
-    done = job.committed(job.stage)
-    first = done[-1] + 1 if done else 0
+    total = run.steps()
+    position = resume(job, job.stage, total, begins=True)
     key = job.key(job.stage, "checkpoint")
-    seed = job.config.seed if start is None and not done else None
-    with open_trainer(
-        job.config.model, job.config.trainer, actor=config.optimizer, seed=seed, logs=job.folder
-    ) as trainer:
-        if done:
-            log.info("continuing at step %d", first)
-            trainer.load(job.store.tree(_state_key(job, done[-1])))
+    seed = job.config.seed if start is None and position.state is None else None
+    with (
+        Commits(job, job.stage, first=position.step, total=total) as commits,
+        open_trainer(
+            job.config.model, job.config.trainer, actor=config.optimizer, seed=seed, logs=job.folder
+        ) as trainer,
+    ):
+        if position.state is not None:
+            log.info("continuing at step %d", position.step)
+            trainer.load(position.state)
         elif start is not None:
             trainer.load_hf(start)
-        step = _steps(job, run, trainer, first)
+        _steps(job, run, trainer, commits, position.step, total)
         publish_checkpoint(job, trainer, key, tokenizer_from=tokenizer_from)
-    *_, last = job.records(job.stage)
-    return {"checkpoint": key, "step": step, "metrics": last["metrics"], "demonstrations": summary}
+    return {
+        "checkpoint": key,
+        "step": total,
+        "metrics": job.record(job.stage, total - 1)["metrics"],
+        "demonstrations": summary,
+        "refused_states": refused_states(job, job.stage),
+    }
 
 
-def _steps(job: Job, run: Supervised, trainer: Trainer, first: int) -> int:
-    """Runs to the end and returns the number of steps. Metrics of a record are means over the steps since the last."""
+def _steps(job: Job, run: Supervised, trainer: Trainer, commits: Commits, first: int, total: int) -> None:
+    """Runs to the end. Metrics of a record are means over the steps since the last."""
     losses: list[float] = []
     norms: list[float] = []
     tokens = 0.0
-    total = run.steps()
     for step, lr_share, batch in run.batches(first):
         metrics = trainer.sft_step(batch, lr_share=lr_share, aux_loss_coef=run.config.aux_loss_coef)
         losses.append(metrics["loss"])
@@ -78,23 +86,9 @@ def _steps(job: Job, run: Supervised, trainer: Trainer, first: int) -> int:
         tokens += metrics["tokens"]
         if (step + 1) % RECORD_EVERY == 0 or step + 1 == total:
             figures = {"loss": fmean(losses), "grad_norm": fmean(norms), "tokens": tokens, "lr_share": lr_share}
-            _record(job, trainer, step, total, {f"{job.stage}/{name}": value for name, value in figures.items()})
+            commits.commit(step, trainer, {f"{job.stage}/{name}": value for name, value in figures.items()})
+            log.info("step %d of %d: loss %.4f", step + 1, total, figures["loss"])
             losses, norms, tokens = [], [], 0.0
-    return total
-
-
-def _record(job: Job, trainer: Trainer, step: int, total: int, metrics: dict[str, float]) -> None:
-    state = job.folder / "state"
-    trainer.save(state)
-    job.store.put_tree(_state_key(job, step), state)
-    job.commit(job.stage, step, metrics, total=total)
-    if (before := step // RECORD_EVERY * RECORD_EVERY - 1) >= 0:
-        job.store.delete(_state_key(job, before))
-    log.info("step %d of %d: loss %.4f", step + 1, total, metrics[f"{job.stage}/loss"])
-
-
-def _state_key(job: Job, step: int) -> str:
-    return job.key(job.stage, "steps", f"{step:06d}", "state")
 
 
 def _demonstrations(job: Job, config: SupervisedConfig, tokenizer_from: Path) -> tuple[list[Sample], dict[str, Any]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from components.config import CampaignConfig, ModelConfig, TrainerConfig
+from components.config import CampaignConfig, LayoutConfig, ModelConfig, TrainerConfig
 from components.planner.capacity import GIB
 from components.planner.shape import BF16, FP32, ModelShape
 
@@ -90,6 +90,7 @@ def host(config: CampaignConfig, memory: int | None = None) -> HostReport:
         **trained,
         # The snapshot of the generating version, and the current weights while it stands in for them.
         "snapshot": 2.0 * FP32 * actor_held.weights,
+        "commit": _commit(config),
         "activations": float(_activations(actor, config.trainer) * tokens),
         # Logits and their gradient; in RL each sampled token has a row.
         "logits": 2.0 * FP32 * actor.vocab * min(tokens, config.harness.max_turn_tokens),
@@ -135,6 +136,16 @@ def held(model: ModelConfig, trainer: TrainerConfig) -> tuple[Held, Held]:
 def _trained(held: Held, kind: str) -> float:
     """Weights, gradients and moments."""
     return float(FP32 * (2 * held.weights + MOMENTS[kind] * held.moments))
+
+
+def _commit(config: CampaignConfig) -> float:
+    """The state that is written while the next step computes: weights, moments and snapshot, each once."""
+    alone = config.trainer.model_copy(update={"layout": LayoutConfig(), "distributed_optimizer": False})
+    actor, critic = held(config.model, alone)
+    saved = actor.weights * (2 + MOMENTS[config.ppo.actor.kind])
+    if config.ppo.critic is not None:
+        saved += critic.weights * (1 + MOMENTS[config.ppo.critic.optimizer.kind])
+    return float(FP32 * saved)
 
 
 def _activations(shape: ModelShape, trainer: TrainerConfig) -> int:

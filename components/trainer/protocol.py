@@ -7,16 +7,18 @@ freely; the actor's log-probs and step replay the recorded routing when asked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from components.errors import RecordError
 from components.records import Float32, Sample
+from components.trainer.folder import atomic_folder
 
 Level = Literal["token", "sequence"]
 """What has a ratio of its own in the policy loss."""
@@ -52,6 +54,24 @@ class LearnItem:
             raise RecordError(f"{name}: arrays of {lengths} for {len(self.sample.tokens)} tokens")
         if not all(np.isfinite(array[self.sample.loss_mask]).all() for array in arrays):
             raise RecordError(f"{name}: a figure of a trainable token is not finite")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """A copy, in host memory, of everything that a bit-exact continuation needs. What the trainer does next leaves it
+    as it is, so another thread may write it meanwhile.
+
+    Attributes:
+        files: uint8[bytes] of each file, by name.
+    """
+
+    files: Mapping[str, NDArray[np.uint8]]
+
+    def write(self, folder: Path) -> None:
+        """Writes the folder that `Trainer.load` reads, atomically."""
+        with atomic_folder(folder) as fresh:
+            for name, data in self.files.items():
+                (fresh / name).write_bytes(data.data)
 
 
 class Trainer(Protocol):
@@ -107,10 +127,10 @@ class Trainer(Protocol):
         """The tensors that `save_hf` writes, by the same names, one at a time: no second set of weights is held."""
         ...
 
-    def save(self, folder: Path) -> None:
-        """Writes everything a bit-exact continuation needs, atomically."""
+    def state(self) -> State:
+        """Everything a bit-exact continuation needs, copied."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Continues from what `save` wrote."""
+        """Continues from what `State.write` wrote, in this layout or in another."""
         ...

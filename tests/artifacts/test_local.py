@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from components.artifacts import LocalStore, open_store
-from components.errors import ConfigError, Failure, StoreError, failure_of
+from components.errors import ConfigError, DamagedError, Failure, StoreError, failure_of
 from tests.conformance.store_suite import StoreSuite, make_folder
 from tests.disks import small_disk
 
@@ -68,7 +68,7 @@ def test_a_folder_whose_writer_was_killed_is_not_there(store: LocalStore, tmp_pa
 def test_changed_bytes_are_never_returned(store: LocalStore, tmp_path: Path) -> None:
     store.put_bytes("k", b"value")
     (Path(store.url) / "k").write_bytes(b"velue")
-    with pytest.raises(StoreError, match="k is corrupt"):
+    with pytest.raises(DamagedError, match="k is corrupt"):
         store.get_bytes("k")
 
 

@@ -231,12 +231,28 @@ class TrainerSuite:
         steps(first, 2)
         first.rotate()
         steps(first, 1)
-        first.save(tmp_path / "state")
+        first.state().write(tmp_path / "state")
         second = make(actor=actor, critic=CRITIC, seed=99)
         second.load(tmp_path / "state")
         assert steps(first, 2) == steps(second, 2)
         assert same(current(first, samples), current(second, samples))
         assert same(first.values(samples), second.values(samples))
+
+    def test_a_state_is_a_copy_that_later_steps_leave_alone(
+        self, make: Make, samples: list[Sample], tmp_path: Path
+    ) -> None:
+        trainer = make(actor=ADAM, critic=CRITIC)
+        learn = items(trainer, samples)
+        before, values, state = current(trainer, samples), trainer.values(samples), trainer.state()
+        for _ in range(2):
+            trainer.critic_step(learn)
+            trainer.actor_step(learn, clip=0.2, temperature=1.0)
+            trainer.rotate()
+        state.write(tmp_path / "state")
+        assert not same(before, current(trainer, samples))
+        trainer.load(tmp_path / "state")
+        assert same(before, current(trainer, samples))
+        assert same(values, trainer.values(samples))
 
     def test_weights_travel_through_a_hugging_face_folder(
         self, make: Make, samples: list[Sample], tmp_path: Path
@@ -256,7 +272,7 @@ class TrainerSuite:
         trainer = make(critic=CRITIC)
         before = current(trainer, samples)
         trainer.save_hf(tmp_path / "model")
-        trainer.save(tmp_path / "state")
+        trainer.state().write(tmp_path / "state")
         with pytest.raises(CheckpointError, match="nowhere"):
             trainer.load_hf(tmp_path / "nowhere")
         with pytest.raises(CheckpointError, match="nowhere"):

@@ -72,6 +72,18 @@ def test_rl_begins_with_the_warm_critic(
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize(("layout", "method"), [("tp", "disk"), ("ep", "collective")])
+def test_a_leg_learns_in_two_processes(
+    campaign: SmallCampaign, pool: dict[str, Any], sft: dict[str, Any], layout: str, method: str
+) -> None:
+    made = campaign.variant(f"{layout}2", f"trainer.layout={{{layout}: 2}}", f"publish.method={method}")
+    for step, metrics in enumerate(_leg(made, pool, sft)):
+        assert metrics["tito/drift"] == 0
+        assert metrics["gap/engine_max"] < 1e-3, "what was published is what is trained"
+        assert ("ppo/loss" in metrics) == (step >= 1)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("algorithm", ["gspo", "grpo"])
 def test_a_baseline_learns_from_groups_without_a_critic(
     campaign: SmallCampaign, pool: dict[str, Any], sft: dict[str, Any], algorithm: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from components.errors import Failure, JobFailed
+from components.jobs import supervised
+from components.jobs.job import Job
 from components.pool import Pool
 from components.rollout import load_batch
 from tests.jobs.conftest import SmallCampaign
@@ -53,7 +56,36 @@ def test_sft_continues_from_the_base_model_and_its_last_record_is_that_of_its_la
         assert {record["total"] for record in records} == {result["step"]}
         assert records[-1]["step"] + 1 == result["step"]
         states = [key for key in keys if key.endswith("/state")]
-        assert states == [f"{prefix}/{records[-1]['step']:06d}/state"], "only the last state is kept"
+        assert states == [f"{prefix}/{record['step']:06d}/state" for record in records[-2:]], "the last two are kept"
+
+
+def _damage(campaign: SmallCampaign, stage: str, step: int) -> None:
+    """Changes one byte of the trainer's state after a step."""
+    folder = campaign.store.tree(f"campaigns/{campaign.name}/{stage}/steps/{step:06d}/state")
+    file = folder / "actor-00000.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_supervised_stage_whose_last_state_is_damaged_ends_in_the_same_weights_all_the_same(
+    campaign: SmallCampaign, base: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Resumed at its record before, it computes bit for bit what the uninterrupted run computed."""
+    config, store, last = campaign.config, campaign.store, base["step"] - 1
+    assert config.base is not None
+    made = (Path(store.url) / base["checkpoint"]).resolve().name
+    _damage(campaign, "base", last)
+    job = Job("base", campaign.name, 0, config, {}, store, tmp_path)
+    with caplog.at_level(logging.INFO, "longshell"):
+        tokenizer = store.tree(base["checkpoint"])
+        result = supervised.train(job, config.base, start=None, tokenizer_from=tokenizer)
+    (refused,) = result.pop("refused_states")
+    assert (refused["step"], refused["continued_at"]) == (last, supervised.RECORD_EVERY)
+    assert "actor-00000.safetensors" in refused["cause"]
+    assert f"step {last} was taken again: its figures are those of its record" in caplog.text
+    assert (Path(store.url) / result["checkpoint"]).resolve().name == made
+    assert result == {name: base[name] for name in result}
 
 
 def _driver(campaign: SmallCampaign) -> psutil.Process | None:
@@ -81,8 +113,10 @@ def _kill_after_two_commits(campaign: SmallCampaign, within_s: float = 300.0) ->
     driver.wait(10)
     store = Path(campaign.store.url)
     keys = campaign.store.list(f"campaigns/{campaign.name}/rl/batches")
+    steps = campaign.store.list(f"campaigns/{campaign.name}/rl/steps")
     return {
         "children": children,
+        "last": max(int(key.split("/")[-2]) for key in steps if key.endswith("/record.json")),
         "records": {step: campaign.record(step) for step in (0, 1)},
         "batches": {key: (store / key).resolve().name for key in keys},
     }
@@ -90,12 +124,14 @@ def _kill_after_two_commits(campaign: SmallCampaign, within_s: float = 300.0) ->
 
 @pytest.fixture(scope="module")
 def leg(campaign: SmallCampaign, pool: dict[str, Any], sft: dict[str, Any]) -> dict[str, Any]:
-    """A leg whose driver was killed with SIGKILL once, after its second commit, and that was then run again."""
+    """A leg whose driver was killed with SIGKILL, after its second commit; whose last state was damaged then, and that
+    was run again."""
     inputs = {"pool": pool["pool"], "checkpoint": sft["checkpoint"], "state": None, "critic": None, "first_step": 0}
     with ThreadPoolExecutor(1) as beside:
         before = beside.submit(_kill_after_two_commits, campaign)
         with pytest.raises(JobFailed) as killed:
             campaign.run("rl", inputs, index=1)
+    _damage(campaign, "rl", before.result()["last"])
     result = campaign.run("rl", inputs, index=1)
     return {"result": result, "failure": killed.value.failure, **before.result()}
 
@@ -106,13 +142,24 @@ def test_a_killed_leg_leaves_no_process_behind(leg: dict[str, Any]) -> None:
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_a_killed_leg_continues_at_its_last_commit_and_learns_no_step_twice(
+def test_a_killed_leg_continues_at_its_last_whole_state_and_records_no_step_twice(
     campaign: SmallCampaign, leg: dict[str, Any]
 ) -> None:
+    last = leg["last"]
     assert {step: campaign.record(step) for step in (0, 1)} == leg["records"]
-    assert any("continuing at step" in line for line in campaign.lines)
+    assert any(f"continuing at step {last}" in line for line in campaign.lines)
+    (refused,) = leg["result"]["refused_states"]
+    assert (refused["step"], refused["continued_at"]) == (last, last)
     assert leg["result"]["step"] == 4
     assert [campaign.record(step)["step"] for step in range(4)] == [0, 1, 2, 3]
+
+
+def test_a_step_that_is_taken_again_computes_what_the_uninterrupted_leg_computed(
+    campaign: SmallCampaign, leg: dict[str, Any]
+) -> None:
+    """Losses, norms, gaps and explained variance, bit for bit: weights, moments, snapshot and cursor are those."""
+    (told,) = [line for line in campaign.lines if "was taken again" in line]
+    assert f"step {leg['last']} was taken again: its figures are those of its record" in told
 
 
 def test_no_batch_of_a_committed_step_is_generated_again(campaign: SmallCampaign, leg: dict[str, Any]) -> None:

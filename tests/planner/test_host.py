@@ -43,6 +43,7 @@ def test_terms_are_what_they_say() -> None:
     assert adam["critic"] == adam["actor"]  # whose output layer is the embedding, and counts once
     untied = host(load(MINIATURE, ["model.tie_word_embeddings=false"])).terms
     assert untied["actor"] / 16 == untied["critic"] / 16 + 768 * 128  # a critic has a head in place of an output layer
+    assert adam["commit"] == (adam["actor"] + adam["critic"]) * 3 / 4 + adam["snapshot"] / 2
     wide = host(load(MINIATURE, ["sampler.dtype=bfloat16"])).terms
     assert adam["sampler caches"] == 2 * wide["sampler caches"] == 2 * 72 * 512 * 2 * 2 * 4 * 32 * 4
     remote = host(load(MINIATURE, ["sampler.engine=sglang", "sampler.urls=[http://a:1]"])).terms
@@ -56,6 +57,7 @@ def test_what_several_ranks_hold_counts_as_often() -> None:
     assert copies["actor"] == 2 * one["actor"]
     assert copies["snapshot"] == 2 * one["snapshot"]
     assert one["actor"] < spread["actor"] < copies["actor"]
+    assert copies["commit"] == one["commit"], "every part is stored once"
     assert copies["trainer"] == 3 * one["trainer"]  # and the job that drives both
 
 

@@ -127,7 +127,7 @@ def test_a_resumed_run_is_bit_equal(streams: list[Sample], tmp_path: Path, actor
     step(first)
     moved = {name for name, p in first.actor.parameters().items() if not torch.equal(p, before[name])}
     assert moved == before.keys()
-    first.save(tmp_path / "state")
+    first.state().write(tmp_path / "state")
     second.load(tmp_path / "state")
     assert step(first) == step(second)
     assert same(current(first, streams), current(second, streams))

@@ -50,7 +50,7 @@ def test_a_state_is_continued_by_every_layout_in_turn(
             trainer.load(tmp_path / str(number - 1))
         for expected, found in zip(step(uninterrupted, samples), step(trainer, samples), strict=True):
             assert found == pytest.approx(expected, rel=5e-5, abs=1e-6), name
-        trainer.save(tmp_path / str(number))
+        trainer.state().write(tmp_path / str(number))
     for left, right in zip(current(uninterrupted, samples), current(trainer, samples), strict=True):
         np.testing.assert_allclose(left, right, atol=2e-5)
 
@@ -63,7 +63,7 @@ def test_the_momenta_of_muon_go_along(ranks: Ranks, model: ModelConfig, samples:
             trainer.load(tmp_path / str(number - 1))
         expected, found = (t.sft_step(samples, lr_share=1.0, aux_loss_coef=0.0) for t in (uninterrupted, trainer))
         assert found == pytest.approx(expected, rel=5e-5), name
-        trainer.save(tmp_path / str(number))
+        trainer.state().write(tmp_path / str(number))
 
 
 def test_every_part_is_stored_once_and_a_resumed_run_is_bit_equal_in_the_same_layout(
@@ -71,7 +71,7 @@ def test_every_part_is_stored_once_and_a_resumed_run_is_bit_equal_in_the_same_la
 ) -> None:
     first = build(ranks, model, SHARDED, actor=ADAM, critic=CRITIC, seed=3)
     step(first, samples)
-    first.save(tmp_path / "state")
+    first.state().write(tmp_path / "state")
     expected = step(first, samples)
     second = build(ranks, model, SHARDED, actor=ADAM, critic=CRITIC, seed=None)
     second.load(tmp_path / "state")
@@ -110,7 +110,7 @@ def test_a_rank_that_cannot_read_its_part_keeps_all_ranks_from_changing(
     ranks: Ranks, model: ModelConfig, samples: list[Sample], tmp_path: Path
 ) -> None:
     trainer = build(ranks, model, "pp2", actor=ADAM, critic=CRITIC, seed=3)
-    trainer.save(tmp_path / "state")
+    trainer.state().write(tmp_path / "state")
     step(trainer, samples)
     before, values = current(trainer, samples), trainer.values(samples)
     # Only the second stage reads the second file.

@@ -192,7 +192,7 @@ def test_every_misfit_is_listed_at_once(model: ModelConfig, tmp_path: Path) -> N
 
 
 def test_a_state_of_another_model_or_composition_is_refused(model: ModelConfig, tmp_path: Path) -> None:
-    build(model).save(tmp_path / "state")
+    build(model).state().write(tmp_path / "state")
     other = build(model.model_copy(update={"num_experts": 8}))
     with pytest.raises(CheckpointError, match=r"model\.num_experts was 4, is 8"):
         other.load(tmp_path / "state")

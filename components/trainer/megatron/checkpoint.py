@@ -1,8 +1,8 @@
-"""A trainer's whole state in a folder, for a bit-exact continuation, in the same layout or in another.
+"""A trainer's whole state as files, for a bit-exact continuation, in the same layout or in another.
 
-Invariant: a folder is whole or absent, and no weight of any rank changes unless every rank has read and checked all
-that it needs. A tensor is stored in parts, each written once, by the rank that owns it, under the tensor's name in the
-whole model; so any layout can read it. Arrays are safetensors, nothing is pickled.
+Invariant: a copy shares no memory with the trainer, and no weight of any rank changes unless every rank has read and
+checked all that it needs. A tensor is stored in parts, each once, by the rank that owns it, under the tensor's name in
+the whole model; so any layout can read it. Arrays are safetensors, nothing is pickled.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from components.config import ModelConfig
 from components.errors import CheckpointError
 from components.trainer.folder import recover
-from components.trainer.megatron.agreement import shared_folder, together
+from components.trainer.megatron.agreement import together
 from components.trainer.megatron.network import Network
 from components.trainer.megatron.placement import Placement
 from components.trainer.megatron.weights import listed, read_json
@@ -65,23 +67,28 @@ class Parts:
         return files
 
 
-def save(folder: Path, parts: Parts, model: ModelConfig) -> None:
-    """Writes the state. All ranks must call it."""
-    held = parts.held()
-    rank = dist.get_rank()
+def copied(parts: Parts, model: ModelConfig) -> dict[str, NDArray[np.uint8]]:
+    """The files that this rank contributes, by name: the parts that it owns, and on one rank the list of all files.
 
-    def seal(fresh: Path) -> None:
-        files = {name: sorted(path.name for path in fresh.glob(f"{name}-?????.safetensors")) for name in held}
-        state = {"format": FORMAT, "model": _architecture(model), "files": files}
-        (fresh / STATE).write_text(json.dumps(state, indent=2) + "\n")
-
-    with shared_folder(folder, seal) as fresh:
-        for name, tensors in held.items():
-            owned = {where.name: (tensor, where) for tensor, where in tensors.values() if where.owned}
-            if owned:
-                places = {key: [where.dim, where.start, where.shape] for key, (_, where) in owned.items()}
-                arrays = {key: tensor.contiguous() for key, (tensor, _) in owned.items()}
-                save_file(arrays, fresh / f"{name}-{rank:05d}.safetensors", metadata={PLACES: json.dumps(places)})
+    Collective.
+    """
+    held, rank = parts.held(), dist.get_rank()
+    files: dict[str, NDArray[np.uint8]] = {}
+    for name, tensors in held.items():
+        owned = {where.name: (tensor, where) for tensor, where in tensors.values() if where.owned}
+        if owned:
+            places = {key: [where.dim, where.start, where.shape] for key, (_, where) in owned.items()}
+            arrays = {key: tensor.contiguous() for key, (tensor, _) in owned.items()}
+            data = save(arrays, metadata={PLACES: json.dumps(places)})
+            files[f"{name}-{rank:05d}.safetensors"] = np.frombuffer(data, dtype=np.uint8)
+    everywhere: list[list[str]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(everywhere, sorted(files))
+    if rank == 0:
+        found = [file for theirs in everywhere for file in theirs]
+        names = {name: sorted(file for file in found if file.startswith(f"{name}-")) for name in held}
+        state = {"format": FORMAT, "model": _architecture(model), "files": names}
+        files[STATE] = np.frombuffer((json.dumps(state, indent=2) + "\n").encode(), dtype=np.uint8)
+    return files
 
 
 def load(folder: Path, parts: Parts, model: ModelConfig) -> None:

@@ -20,7 +20,7 @@ from components.errors import ConfigError
 from components.records import Float32, Sample
 from components.trainer.megatron.network import OUTSIDE
 from components.trainer.megatron.trainer import MegatronTrainer
-from components.trainer.protocol import LearnItem, Level, Trainer
+from components.trainer.protocol import LearnItem, Level, State, Trainer
 from components.trainer.ranks import Ranks
 
 TRAINER = "trainer"
@@ -122,9 +122,9 @@ class RemoteTrainer:
             for part in self._ranks.call(_layer, layer):
                 yield from ((name, torch.from_numpy(array.copy())) for name, array in part.items())
 
-    def save(self, folder: Path) -> None:
-        """See `Trainer.save`."""
-        self._call("save", folder)
+    def state(self) -> State:
+        """See `Trainer.state`."""
+        return State({name: data for share in self._ranks.call(_state) for name, data in share.items()})
 
     def load(self, folder: Path) -> None:
         """See `Trainer.load`."""
@@ -145,6 +145,11 @@ def _run(stage: dict[str, Any], method: str, *args: Any, **kwargs: Any) -> tuple
     trainer: MegatronTrainer = stage[TRAINER]
     value = getattr(trainer, method)(*args, **kwargs)
     return (True, value) if trainer.place.speaks else (False, None)
+
+
+def _state(stage: dict[str, Any]) -> dict[str, NDArray[Any]]:
+    trainer: MegatronTrainer = stage[TRAINER]
+    return dict(trainer.state().files)
 
 
 def _layer(stage: dict[str, Any], layer: int) -> dict[str, NDArray[Any]]:

@@ -30,7 +30,7 @@ from components.trainer.megatron.agreement import together
 from components.trainer.megatron.network import OUTSIDE, Network, take_aux_loss
 from components.trainer.megatron.platform import prepare
 from components.trainer.megatron.vocabulary import logprobs
-from components.trainer.protocol import LearnItem, Level
+from components.trainer.protocol import LearnItem, Level, State
 
 HEAD = "output_layer."
 """Prefix of the parameters that an actor and a critic do not share."""
@@ -175,9 +175,9 @@ class MegatronTrainer:
         whole = self.actor.whole(layer)
         yield from weights.stream_hugging_face(whole if self.place.writes else {}, self.model)
 
-    def save(self, folder: Path) -> None:
-        """See `Trainer.save`."""
-        checkpoint.save(folder, self._parts(), self.model)
+    def state(self) -> State:
+        """See `Trainer.state`; of several processes, this one's share."""
+        return State(checkpoint.copied(self._parts(), self.model))
 
     def load(self, folder: Path) -> None:
         """See `Trainer.load`."""
