@@ -38,6 +38,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         _flush(target.parent)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+        recover(target)  # a process that is told to stop may be told so between the two renames
         shutil.rmtree(stale, ignore_errors=True)
 
 

@@ -218,6 +218,31 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [path.name for path in target.parent.iterdir()] == ["folder"]
 
 
+def test_a_writer_stopped_between_the_renames_leaves_the_old_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, rename = tmp_path / "folder", Path.rename
+    with atomic_folder(target) as fresh:
+        (fresh / "version").write_text("old")
+
+    def stopping(source: Path, other: Path) -> Path:
+        moved = rename(source, other)
+        if source == target:
+            raise SystemExit(143)  # as a job raises it on SIGTERM
+        return moved
+
+    def write() -> None:
+        with atomic_folder(target) as fresh:
+            (fresh / "version").write_text("new")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", stopping)
+        with pytest.raises(SystemExit):
+            write()
+    assert (target / "version").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
 @pytest.mark.parametrize("after", ["writing", "first rename", "second rename"])
 def test_a_writer_killed_at_any_moment_leaves_the_old_or_the_new_folder(tmp_path: Path, after: str) -> None:
     target = tmp_path / "folder"
