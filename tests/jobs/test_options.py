@@ -75,11 +75,11 @@ def test_rl_begins_with_the_warm_critic(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("layout", "method"), [("tp", "disk"), ("ep", "collective")])
+@pytest.mark.parametrize(("layout", "method"), [("{tp: 2}", "disk"), ("{dp: 2, ep: 2}", "collective")])
 def test_a_leg_learns_in_two_processes(
     campaign: SmallCampaign, pool: dict[str, Any], sft: dict[str, Any], layout: str, method: str
 ) -> None:
-    made = campaign.variant(f"{layout}2", f"trainer.layout={{{layout}: 2}}", f"publish.method={method}")
+    made = campaign.variant(f"two-{method}", f"trainer.layout={layout}", f"publish.method={method}")
     for step, metrics in enumerate(_leg(made, pool, sft)):
         assert metrics["tito/drift"] == 0
         assert metrics["gap/engine_max"] < 1e-3, "what was published is what is trained"
