@@ -231,10 +231,12 @@ async def test_a_box_whose_end_came_late_is_ended_once_more_without_harm(
     box = await opened.start(SMALL)
     os.kill(opened._process.pid, signal.SIGSTOP)
     monkeypatch.setattr(backend, "END_S", 0.05)
-    with pytest.raises(InfraFault, match=r"did not end in 0\.05 s"):
-        await box.stop()
+    try:
+        with pytest.raises(InfraFault, match=r"did not end in 0\.05 s"):
+            await box.stop()
+    finally:
+        os.kill(opened._process.pid, signal.SIGCONT)
     monkeypatch.undo()
-    os.kill(opened._process.pid, signal.SIGCONT)
     await opened.end(box._life)  # once raised CancelledError: the deadline had cancelled what it waited for
     assert box._life.gone.done()
     await opened.close()
