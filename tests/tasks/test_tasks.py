@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,18 @@ def test_a_failed_job_is_a_failed_run_and_its_own_failure_is_raised_though_mlflo
     assert told == ["MLflow does not show that m-s1-rl-1 failed: MLflow is away"]
     assert follow() == "FAILED"
     assert len(told) == 1
+
+
+def test_a_state_that_a_job_refused_is_told_in_the_log_and_on_its_run(watched) -> None:
+    tracker, run, _ = watched
+    told: list[str] = []
+    states = [{"step": 3, "cause": "x has changed", "continued_at": 3, "index": 2}]
+    drive._tell_refused(states, run, 2, lambda text, *values: told.append(text % values))
+    drive._tell_refused([], run, 3, lambda text, *values: told.append(text % values))
+    assert told == ["the state after step 3 was refused (x has changed): the job continued at step 3"]
+    tags = tracker.client.get_run(run.run_id).data.tags
+    assert json.loads(tags["longshell.refused_states.2"]) == states
+    assert "longshell.refused_states.3" not in tags
 
 
 def test_the_table_is_aligned_and_shows_what_was_not_measured_as_a_dash() -> None:
