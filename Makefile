@@ -34,8 +34,8 @@ sglang: install  ## the stock SGLang wheel on this CPU against the suites that t
 nightly: sglang  ## the tests that `make test` has no time for, and a real SGLang
 	@$(PY) -m pytest -m nightly $(ARGS)
 
-coverage: install  ## the tests again, with what they reach in components/ from this process
-	@$(PY) -m pytest --cov --cov-report=term $(ARGS)
+coverage: install  ## the tests again, and how much of components/ they reach, in whatever process (half an hour)
+	@$(PY) -m tests.measured $(ARGS)
 
 lint: install
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports
