@@ -22,6 +22,7 @@ _SHOWN = {
     "rollout/pass_rate": "pass rate",
     "rollout/turns_mean": "turns",
     "rollout/cancelled": "cancelled",
+    "rollout/carried": "carried",
     "gap/engine_token_mean": "engine gap",
     "base/loss": "loss",
     "sft/loss": "loss",

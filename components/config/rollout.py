@@ -70,7 +70,15 @@ class RolloutConfig(Section):
     batch: int = Field(64, ge=1)
     """B: trials a step, one a task."""
     oversample: float = Field(0.09375, ge=0)
-    """ς: ⌈(1+ς)B⌉ trials are launched, the first B that complete are admitted, the rest is cancelled."""
+    """ς: ⌈(1+ς)B⌉ trials are launched, the first B that complete are admitted; `tail` says what becomes of the rest."""
+    tail: Literal["cancel", "retry", "carry"] = "carry"
+    """`cancel` forgets it (the paper); `retry` launches its tasks again first; `carry` pauses it with its sandboxes,
+    and it goes on under the next weights."""
+    max_streak: int = Field(3, ge=1)
+    """A task that so many steps in a row have passed over, and that starts anew, is waited for. Not under `cancel`."""
+    max_staleness: int = Field(2, ge=1)
+    """Under `carry`: chunks drawn under weights that are older than this, in updates, are not trained on, and counted.
+    The trainer keeps a snapshot of each version."""
     temperature: float = Field(1.0, gt=0)
     agent_timeout_s: float = Field(3_600.0, gt=0)
     verifier_timeout_s: float = Field(900.0, gt=0)
@@ -84,6 +92,11 @@ class RolloutConfig(Section):
     """Launches of one task whose trials end in infrastructure faults, before another task takes its place."""
     max_fault_share: float = Field(0.5, gt=0, le=1)
     """A step with more infrastructure faults than this share of the trials it plans stops the leg."""
+
+    @property
+    def versions(self) -> int:
+        """How many versions of the weights a batch may be of."""
+        return self.max_staleness if self.tail == "carry" else 1
 
     @model_validator(mode="after")
     def _layered(self) -> RolloutConfig:

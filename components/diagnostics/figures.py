@@ -24,7 +24,15 @@ PANELS = (
             ("gap/total_token_mean", "total"),
         ),
     ),
-    ("cancelled", "trials", (("rollout/cancelled", "cancelled"), ("rollout/infra_faults", "infrastructure faults"))),
+    (
+        "passed over",
+        "trials",
+        (
+            ("rollout/cancelled", "cancelled"),
+            ("rollout/carried", "carried"),
+            ("rollout/infra_faults", "infrastructure faults"),
+        ),
+    ),
 )
 SIZE_IN = (6.0, 3.2)
 DPI = 110

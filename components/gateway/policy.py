@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from components.errors import FaultCause, InfraFault
 from components.gateway.trajectory import Prompt
 from components.records import Sampling
@@ -12,18 +14,31 @@ from components.tito import Drawn
 class SamplerPolicy:
     """Draws from a sampler, capturing routing if asked to; only the rows that are not held yet are asked for.
 
+    Args:
+        version: tells which weights the next answer must be drawn under. None: the sampler's own, the same for every
+            answer of a conversation.
+
     Raises:
-        InfraFault: the sampler aborted, changed its weights within the trajectory, or lost the routing.
+        InfraFault: the sampler aborted, drew under other weights, or lost the routing.
     """
 
-    def __init__(self, sampler: Sampler, *, stop_token_ids: tuple[int, ...], session_id: str, capture: bool) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        *,
+        stop_token_ids: tuple[int, ...],
+        session_id: str,
+        capture: bool,
+        version: Callable[[], int] | None = None,
+    ) -> None:
         self._sampler = sampler
         self._stop_token_ids = stop_token_ids
         self._session_id = session_id
         self._capture = capture
+        self._version = version
 
     async def answer(self, prompt: Prompt, *, sampling: Sampling, max_new_tokens: int) -> Drawn:
-        version = prompt.history.weight_version
+        version = prompt.history.weight_version if self._version is None else self._version()
         drawn = await self._sampler.generate(
             prompt.ids.tolist(),
             sampling=sampling,
@@ -35,7 +50,9 @@ class SamplerPolicy:
         if drawn.finish_reason not in ("stop", "length"):
             raise InfraFault(FaultCause.SAMPLER, f"the sampler ended a turn as {drawn.finish_reason!r}")
         if version not in (None, drawn.weight_version):
-            raise InfraFault(FaultCause.SAMPLER, f"weights {version} became {drawn.weight_version} within a trial")
+            raise InfraFault(
+                FaultCause.SAMPLER, f"a turn was drawn under weights {drawn.weight_version}, not {version}"
+            )
         if self._capture and drawn.routing is None:
             raise InfraFault(FaultCause.CAPTURE_MISSING, f"the turn of {len(prompt)} prompt ids has no routing")
         return drawn

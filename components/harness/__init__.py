@@ -7,6 +7,7 @@ from components.harness.observation import limit_output
 from components.harness.parse import Command, ParsedTurn, parse_response
 from components.harness.policy import SCRIPTED_VERSION, Script, ScriptedPolicy, Written
 from components.harness.prompt import Wording
+from components.harness.running_time import RunningTime
 from components.harness.trial import run_trial, template_for, wording_for
 from components.harness.verification import verify_result
 
@@ -17,6 +18,7 @@ __all__ = [
     "Command",
     "ParsedTurn",
     "Progress",
+    "RunningTime",
     "Script",
     "ScriptedPolicy",
     "TrialTask",

@@ -7,7 +7,6 @@ is cancelled.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from components.harness.cleanup import dismiss, uninterrupted
 from components.harness.environment import TrialTask
 from components.harness.loop import AgentLoop, Clock, Progress
 from components.harness.prompt import Wording
+from components.harness.running_time import RunningTime
 from components.harness.verification import verify_result
 from components.records import Trial, VerifierReport
 from components.sandbox import Sandbox, SandboxBackend
@@ -53,9 +53,13 @@ async def run_trial(
     agent_timeout_s: float,
     verifier_timeout_s: float,
     progress: Progress | None = None,
+    time: RunningTime | None = None,
 ) -> Trial:
-    """Runs one attempt at one task and grades it. Cancelling it stops the box and then propagates."""
-    run = _Run(task, trajectory, config, progress or Progress())
+    """Runs one attempt at one task and grades it. Cancelling it stops the box and then propagates.
+
+    `time` is the clock of the agent's deadline, when the trial can be paused.
+    """
+    run = _Run(task, trajectory, config, progress or Progress(), time or RunningTime())
     deadlines = Deadlines(agent_timeout_s, verifier_timeout_s)
     try:
         with run.clock.phase("start"):
@@ -76,13 +80,16 @@ async def run_trial(
 class _Run:
     """The state of one trial while it runs."""
 
-    def __init__(self, task: TrialTask, trajectory: Trajectory, config: HarnessConfig, progress: Progress) -> None:
+    def __init__(
+        self, task: TrialTask, trajectory: Trajectory, config: HarnessConfig, progress: Progress, time: RunningTime
+    ) -> None:
         self.clock = Clock()
         self.facts: dict[str, Any] = {}
         self._task = task
         self._trajectory = trajectory
         self._config = config
         self._progress = progress
+        self._time = time
         self._loop: AgentLoop | None = None
         self._stop: StopReason | None = None
 
@@ -100,12 +107,12 @@ class _Run:
             progress=self._progress,
             clock=self.clock,
         )
-        deadline = asyncio.timeout(deadlines.agent_s)
+        deadline = self._time.limit(deadlines.agent_s)
         try:
             async with deadline:
                 self._stop = await self._loop.run(self._task.instruction)
         except TimeoutError:
-            if not deadline.expired():
+            if not deadline.expired:
                 raise
             self._stop = StopReason.AGENT_TIMEOUT
         finally:

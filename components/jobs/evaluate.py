@@ -13,7 +13,7 @@ from components.jobs.world import open_sampler, open_world
 from components.learning.batch import reward_of
 from components.pool import Pool, Task
 from components.records import Trial
-from components.rollout import Attempt, Ledger, Outcome, save_batch, trial_id, trial_tokens
+from components.rollout import Attempt, Ledger, Origin, Outcome, save_batch, trial_id, trial_tokens
 
 STAGE = "evaluate"
 
@@ -51,7 +51,7 @@ def _keep(job: Job, key: str, trials: list[Trial]) -> None:
     graded = [trial for trial in trials if trial.report is not None]
     ledger = Ledger(0)
     for trial in trials:
-        ledger.launch(trial.trial_id, trial.task, 1, retry=False)
+        ledger.launch(trial.trial_id, trial.task, 1, origin=Origin.DRAWN)
         outcome = Outcome.ADMITTED if trial.fault is None else Outcome.INFRA_FAULT
         cause = None if trial.fault is None else trial.fault.cause
         ledger.end(

@@ -1,8 +1,8 @@
 """The loop of RL steps: generation one step ahead, a commit after every step (paper Algorithm 3).
 
 Update t consumes the batch that was generated while update t-1 ran, under the weights from before it: staleness is
-exactly 1 (0 for the very first batch). At the barrier the trainer's new weights are published and the batch of t+1
-begins.
+exactly 1 (0 for the very first batch), and more only for what a carried trial drew before. At the barrier the trainer's
+new weights are published and the batch of t+1 begins.
 
 Invariant: a step is committed when its record is in the store; the record is written after the trainer's state and the
 next batch, while the step after it runs. A leg that is killed continues from the newest whole state: no step is learned
@@ -16,7 +16,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from components.jobs.commits import Commits, refused_states, resume
 from components.jobs.job import Job, log
 from components.jobs.rollouts import collect, start_actor
 from components.jobs.world import OpenSampler, client, open_sampler
-from components.learning import learn
+from components.learning import kept, learn, staleness_metrics
 from components.planner import require
 from components.pool import Cursor
 from components.publish import Publication, open_publisher
@@ -121,27 +121,29 @@ class Leg:
         rollout = self._rollout(step)
         assert rollout is not None
         rewards, groups = _of_samples(batch)
+        oldest = config.rollout.versions
+        chosen = kept(batch.samples, step, oldest)
         result = learn(
             self._trainer,
-            batch.samples,
-            rewards,
+            [batch.samples[index] for index in chosen],
+            [rewards[index] for index in chosen],
             config.ppo,
-            groups=groups,
+            groups=[groups[index] for index in chosen],
+            version=step,
             temperature=config.rollout.temperature,
             actor_moves=config.ppo.critic is None or step >= config.ppo.critic.only_steps,
         )
-        metrics = dict(rollout["metrics"]) | result.metrics
+        metrics = dict(rollout["metrics"]) | staleness_metrics(batch.samples, step, oldest) | result.metrics
         metrics["time/generate"] = metrics["rollout/seconds"]
         return metrics
 
     def _begin(self, step: int, *, version: int) -> ray.ObjectRef:
         """Asks for the batch of `step`, whose turns must all be of `version`."""
-        cursor = Cursor(self._job.config.seed)
-        if previous := self._rollout(step - 1):
-            cursor = Cursor(**previous["cursor"])
+        previous = self._rollout(step - 1)
+        at = asdict(Cursor(self._job.config.seed)) if previous is None else previous["cursor"]
+        unfinished = [] if previous is None else previous["unfinished"]
         folder = self._job.folder / "batches" / f"{step:06d}"
-        at = {"seed": cursor.seed, "position": cursor.position}
-        return self._actor.generate.remote(step, version, at, str(folder))
+        return self._actor.generate.remote(step, version, at, unfinished, str(folder))
 
     def _finish(self, step: int, pending: ray.ObjectRef) -> None:
         """Waits for the batch of `step` and puts it into the store; its description last."""
@@ -259,7 +261,13 @@ def _trainer(job: Job, checkpoint: Path, state: Path | None) -> Iterator[Trainer
     """
     config = job.config
     with open_trainer(
-        config.model, config.trainer, actor=config.ppo.actor, critic=config.ppo.critic, seed=None, logs=job.folder
+        config.model,
+        config.trainer,
+        actor=config.ppo.actor,
+        critic=config.ppo.critic,
+        seed=None,
+        snapshots=config.rollout.versions,
+        logs=job.folder,
     ) as trainer:
         if state is not None:
             trainer.load(state)

@@ -3,12 +3,13 @@
 It lives in a process of its own, so that parsing, sockets and sandboxes never wait for the trainer's interpreter. The
 actor dies with the job that owns it, and its sandboxes die with the actor.
 
-Invariant: a batch folder is written whole before `generate` returns; every turn in it was drawn under `version`.
+Invariant: a batch folder is written whole before `generate` returns; every turn that its step drew is of `version`, and
+no turn is in flight. Trials that the step carries wait here for the next; when the actor dies, their tasks start anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -17,12 +18,11 @@ from typing import Any
 import ray
 
 from components.config import CampaignConfig, validate
-from components.errors import FaultCause, InfraFault
 from components.jobs.world import World, open_world
 from components.learning.batch import assemble
 from components.pool import Cursor, Pool, Task
 from components.records import Sampling, Trial
-from components.rollout import Attempt, rollout_metrics, run_step, save_batch
+from components.rollout import Attempt, Barrier, Rollout, Unfinished, rollout_metrics, save_batch
 
 SPARE_SHARE = 0.5
 """Share of a batch that is drawn from the pool beyond what is launched, to replace tasks that keep faulting."""
@@ -42,54 +42,69 @@ class Rollouts:
         self._url = sampler_url
         self._state = Path(state)
         self._stack = AsyncExitStack()  # for the life of the process, whose end also ends the sandboxes
-        self._world: World | None = None
+        self._opened: tuple[Rollout[Task], World] | None = None
 
-    async def generate(self, step: int, version: int, cursor: Mapping[str, int], folder: str) -> dict[str, Any]:
+    async def generate(
+        self,
+        step: int,
+        version: int,
+        cursor: Mapping[str, int],
+        unfinished: Sequence[Mapping[str, Any]],
+        folder: str,
+    ) -> dict[str, Any]:
         """Runs the rollouts of `step` and commits them as `folder`.
 
+        Args:
+            unfinished: records of what the step before passed over.
+
         Returns:
-            {"metrics": series of the step, "cursor": where the data cursor stands afterwards}
+            {"metrics": series of the step, "cursor": where the data cursor stands afterwards, "unfinished": records of
+            what this step passed over}
         """
-        world = await self._open()
+        rollout, world = await self._open()
         config = self._config.rollout
         at = Cursor(**cursor)
         group = self._config.ppo.group_size
         wanted = round((1 + config.oversample + SPARE_SHARE) * config.batch / group)
         refs, _ = self._pool.draw(at, min(wanted, len(self._pool)))
         tasks = [self._load(ref.task_id) for ref in refs]
-
-        async def run(attempt: Attempt[Task]) -> Trial:
-            return await world.run(attempt, Sampling(temperature=config.temperature), capture=True)
-
-        result = await run_step(tasks, campaign=self._campaign, step=step, config=config, run_trial=run, group=group)
-        _require_version(result.trials, version)
+        owed = [Unfinished(**record) for record in unfinished]
+        result = await rollout.step(step, version, tasks, [(self._load(trial.task_id), trial) for trial in owed])
         batch = assemble(
             result.trials, world.tokenizer, self._config.reward, num_experts=self._config.model.num_experts
         )
         metrics = rollout_metrics(result.trials, batch.trial_rewards, result.ledger, seconds=result.seconds)
         save_batch(Path(folder), result.trials, batch.samples, batch.trial_rewards, result.ledger)
         _, after = self._pool.draw(at, min(result.consumed, len(self._pool)))
-        return {"metrics": metrics | batch.metrics, "cursor": asdict(after)}
+        return {
+            "metrics": metrics | batch.metrics,
+            "cursor": asdict(after),
+            "unfinished": [trial.record() for trial in result.unfinished],
+        }
 
-    async def _open(self) -> World:
-        if self._world is None:
-            opened = open_world(self._config, self._checkpoint, self._url, self._state)
-            self._world = await self._stack.enter_async_context(opened)
-        return self._world
+    async def _open(self) -> tuple[Rollout[Task], World]:
+        if self._opened is None:
+            config, barrier = self._config, Barrier()
+            world = await self._stack.enter_async_context(open_world(config, self._checkpoint, self._url, self._state))
+
+            async def run(attempt: Attempt[Task]) -> Trial:
+                sampling = Sampling(temperature=config.rollout.temperature)
+                return await world.run(attempt, sampling, capture=True, barrier=barrier)
+
+            rollout = Rollout(
+                campaign=self._campaign,
+                config=config.rollout,
+                run_trial=run,
+                barrier=barrier,
+                group=config.ppo.group_size,
+            )
+            self._opened = rollout, world
+        return self._opened
 
     def _load(self, task_id: str) -> Task:
         if task_id not in self._tasks:
             self._tasks[task_id] = self._pool.load(task_id)
         return self._tasks[task_id]
-
-
-def _require_version(trials: tuple[Trial, ...], version: int) -> None:
-    """Every chunk of a batch is of exactly one version, the one that the barrier published."""
-    for trial in trials:
-        for turn in trial.turns:
-            if turn.weight_version != version:
-                detail = f"trial {trial.trial_id} was drawn under version {turn.weight_version}, not {version}"
-                raise InfraFault(FaultCause.SAMPLER, detail)
 
 
 def start_actor(*arguments: Any) -> Any:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.config import CampaignConfig
-from components.gateway import ChatTemplate, SamplerPolicy, Trajectory
+from components.gateway import ChatTemplate, Policy, SamplerPolicy, Trajectory
 from components.harness import run_trial, template_for
 from components.jobs.job import log
 from components.pool import Task
 from components.records import Sampling, Trial
-from components.rollout import Attempt
+from components.rollout import Attempt, Barrier, BehindBarrier
 from components.sampler import ModelGeometry, Sampler, SamplerServer, SGLangClient, launch_sampler
 from components.sandbox import SandboxBackend, open_backend
 from components.tito import BpeTokenizer
@@ -34,11 +34,23 @@ class World:
     tokenizer: BpeTokenizer
     template: ChatTemplate
 
-    async def run(self, attempt: Attempt[Task], sampling: Sampling, *, capture: bool) -> Trial:
-        """Runs one trial to its verdict or its fault. `capture` records the experts of every position."""
+    async def run(
+        self, attempt: Attempt[Task], sampling: Sampling, *, capture: bool, barrier: Barrier | None = None
+    ) -> Trial:
+        """Runs one trial to its verdict or its fault.
+
+        `capture` records the experts of every position. With a `barrier` every turn is drawn between two of its
+        closings, under its version.
+        """
         config = self.config
-        stops = self.template.stop_token_ids
-        policy = SamplerPolicy(self.sampler, stop_token_ids=stops, session_id=attempt.trial_id, capture=capture)
+        drawing = SamplerPolicy(
+            self.sampler,
+            stop_token_ids=self.template.stop_token_ids,
+            session_id=attempt.trial_id,
+            capture=capture,
+            version=None if barrier is None else lambda: barrier.version,
+        )
+        policy: Policy = drawing if barrier is None else BehindBarrier(drawing, barrier, attempt.time)
         return await run_trial(
             attempt.task,
             trial_id=attempt.trial_id,
@@ -49,6 +61,7 @@ class World:
             agent_timeout_s=config.rollout.agent_timeout_s,
             verifier_timeout_s=config.rollout.verifier_timeout_s,
             progress=attempt.progress,
+            time=attempt.time,
         )
 
 

@@ -1,7 +1,7 @@
 """One update of critic and actor from one batch (paper Algorithm 3, sections 4.5 and 5).
 
 Invariant: every number that enters the objective is taken before a weight moves. The behaviour log-probs come from the
-snapshot of the version that generated the batch, under the recorded routing; the values that serve the advantage and
+snapshot of the version that drew each chunk, under the recorded routing; the values that serve the advantage and
 the value clip are the critic's before its update (Eq 28). Only then does the critic move, then the actor. The sampler's
 own log-probs are for diagnosis; they enter the objective only through a correction that the configuration applies.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from components.config import PpoConfig
 from components.learning.gaps import corrections, gap_metrics
 from components.learning.judgement import Judgement, by_critic, by_group, group_metrics
+from components.learning.staleness import behaviour_logprobs
 from components.records import Float32, Sample
 from components.trainer import LearnItem, Level, Trainer
 
@@ -32,24 +33,26 @@ def learn(
     config: PpoConfig,
     *,
     groups: Sequence[str],
+    version: int,
     temperature: float,
     actor_moves: bool,
 ) -> LearnResult:
     """Updates the critic where there is one, then the actor, once each.
 
     Args:
-        trainer: holds actor, critic and the behaviour snapshot of the version that generated `samples`.
+        trainer: holds actor, critic and the behaviour snapshots of the versions that drew `samples`.
         samples: training streams; chunks of one trial stand as streams of their own.
         rewards: one a sample; every chunk of a trial carries the trial's reward.
         config: objective and advantages.
         groups: one a sample: its task. Trials of one task are a group.
+        version: of the weights that the update begins with.
         temperature: at which the samples were drawn.
         actor_moves: False during critic-only steps.
 
     Returns:
         Metrics named as in design section 10.
     """
-    behaviour = trainer.logprobs(samples, weights="behaviour", replay=True, temperature=temperature)
+    behaviour = behaviour_logprobs(trainer, samples, version=version, temperature=temperature)
     current = trainer.logprobs(samples, weights="current", replay=True, temperature=temperature)
     weights, metrics = corrections(samples, behaviour, config.corrections)
     metrics |= gap_metrics(samples, behaviour, current)

@@ -6,12 +6,15 @@ from components.planner.host import HostReport, host
 from components.planner.require import assess, require
 from components.planner.search import layouts
 from components.planner.shape import ModelShape
+from components.planner.simulate import Kind, Simulation, simulate
 
 __all__ = [
     "CapacityReport",
     "HostReport",
+    "Kind",
     "ModelShape",
     "Plan",
+    "Simulation",
     "Split",
     "StageBytes",
     "assess",
@@ -20,5 +23,6 @@ __all__ = [
     "host",
     "layouts",
     "require",
+    "simulate",
     "split",
 ]

@@ -88,8 +88,8 @@ def host(config: CampaignConfig, memory: int | None = None) -> HostReport:
         "services": SERVICES,
         "trainer": PROCESS * (ranks + (ranks > 1)),
         **trained,
-        # The snapshot of the generating version, and the current weights while it stands in for them.
-        "snapshot": 2.0 * FP32 * actor_held.weights,
+        # The snapshots of the generating versions, and the current weights while one stands in for them.
+        "snapshots": (1.0 + config.rollout.versions) * FP32 * actor_held.weights,
         "commit": _commit(config),
         "activations": float(_activations(actor, config.trainer) * tokens),
         # Logits and their gradient; in RL each sampled token has a row.

@@ -1,29 +1,38 @@
 """Rollouts of one step: scheduling, admission, the ledger, and batches as files."""
 
-from components.rollout.ledger import Ledger, LedgerRow, Outcome
+from components.rollout.barrier import Barrier, BehindBarrier
+from components.rollout.carryover import Return, Unfinished, returns
+from components.rollout.ledger import Ledger, LedgerRow, Origin, Outcome
 from components.rollout.metrics import rollout_metrics, trial_tokens
-from components.rollout.scheduler import Finish, FinishReason, Launch, Plan, StepScheduler, Wait
+from components.rollout.scheduler import Finish, FinishReason, Launch, Plan, StepScheduler, Tail, Wait
 from components.rollout.spool import SpooledBatch, load_batch, save_batch
-from components.rollout.step import Attempt, RunTrial, StepResult, plan_of, run_step, trial_id
+from components.rollout.step import Attempt, Rollout, RunTrial, StepResult, plan_of, trial_id
 
 __all__ = [
     "Attempt",
+    "Barrier",
+    "BehindBarrier",
     "Finish",
     "FinishReason",
     "Launch",
     "Ledger",
     "LedgerRow",
+    "Origin",
     "Outcome",
     "Plan",
+    "Return",
+    "Rollout",
     "RunTrial",
     "SpooledBatch",
     "StepResult",
     "StepScheduler",
+    "Tail",
+    "Unfinished",
     "Wait",
     "load_batch",
     "plan_of",
+    "returns",
     "rollout_metrics",
-    "run_step",
     "save_batch",
     "trial_id",
     "trial_tokens",

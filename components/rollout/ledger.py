@@ -1,8 +1,8 @@
-"""The ledger of a step: what became of every launched trial.
+"""The ledger of a step: what became of every trial that was alive in it.
 
-Invariant: every launched trial has exactly one row, and launched = sum of the outcomes, for the step and for every
-class. What was cancelled is counted by class, so that a tail that is cut is seen (the paper's rule trains 13.6 % hard
-tasks where 20 % were submitted).
+Invariant: every trial that the step launched or resumed has exactly one row, and launched + resumed = sum of the
+outcomes, for the step and for every class. What was cancelled is counted by class, so that a tail that is cut is seen
+(the paper's rule trains 13.6 % hard tasks where 20 % were submitted).
 """
 
 from __future__ import annotations
@@ -19,28 +19,44 @@ from components.records import TaskRef
 
 
 class Outcome(StrEnum):
-    """What became of a launched trial in the step of its row."""
+    """What became of a trial in the step of its row."""
 
     ADMITTED = "admitted"
     CANCELLED = "cancelled"
     CARRIED = "carried"
+    """It was launched in this step, and goes on in the next."""
     CONTINUED = "continued"
+    """It was carried into this step, and goes on in the next."""
     INFRA_FAULT = "infra_fault"
+
+
+class Origin(StrEnum):
+    """Where a trial of a step comes from."""
+
+    DRAWN = "drawn"
+    """Its task is the pool's next."""
+    RELAUNCHED = "relaunched"
+    """Its task was launched before in this step, and faulted."""
+    RETURNED = "returned"
+    """The step before passed its task over; it is launched anew."""
+    RESUMED = "resumed"
+    """It was carried: it goes on, and is no launch of this step."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """One launched trial.
+    """One trial.
 
-    `retry`: its task was launched before in this step and faulted. `outcome` is None only while it is alive; turns and
-    tokens are those it had when it ended.
+    `streak`: how many steps in a row had passed its task over before this one. `outcome` is None only while it is alive
+    in this step; turns, tokens and seconds are those it had come to, over all its steps.
     """
 
     step: int
     trial_id: str
     task_id: str
     attempt: int
-    retry: bool
+    origin: Origin
+    streak: int
     category: str
     difficulty: str
     lineage_depth: int
@@ -58,17 +74,25 @@ CLASSES = ("category", "difficulty")
 
 
 class Ledger:
-    """Rows of one step, in the order of launch."""
+    """Rows of one step, in the order in which it launched and resumed them."""
 
     def __init__(self, step: int) -> None:
         self.step = step
         self._rows: dict[str, LedgerRow] = {}
 
-    def launch(self, trial_id: str, task: TaskRef, attempt: int, *, retry: bool) -> None:
+    def launch(self, trial_id: str, task: TaskRef, attempt: int, *, origin: Origin, streak: int = 0) -> None:
         if trial_id in self._rows:
             raise RecordError(f"trial {trial_id} is launched twice in step {self.step}")
         self._rows[trial_id] = LedgerRow(
-            self.step, trial_id, task.task_id, attempt, retry, task.category, task.difficulty, len(task.lineage)
+            step=self.step,
+            trial_id=trial_id,
+            task_id=task.task_id,
+            attempt=attempt,
+            origin=origin,
+            streak=streak,
+            category=task.category,
+            difficulty=task.difficulty,
+            lineage_depth=len(task.lineage),
         )
 
     def end(self, trial_id: str, outcome: Outcome, **facts: Any) -> None:
@@ -80,9 +104,9 @@ class Ledger:
         self._rows[trial_id] = replace(row, outcome=outcome, **facts)
 
     def check(self) -> None:
-        """Raises RecordError when a launched trial has no outcome."""
+        """Raises RecordError when a trial has no outcome."""
         if alive := [row.trial_id for row in self._rows.values() if row.outcome is None]:
-            raise RecordError(f"step {self.step}: {len(alive)} launched trials have no outcome, first {alive[0]}")
+            raise RecordError(f"step {self.step}: {len(alive)} trials have no outcome, first {alive[0]}")
 
     @property
     def rows(self) -> Sequence[LedgerRow]:
@@ -99,6 +123,7 @@ class Ledger:
             row = LedgerRow(**record)
             ledger._rows[row.trial_id] = replace(
                 row,
+                origin=Origin(row.origin),
                 outcome=None if row.outcome is None else Outcome(row.outcome),
                 stop=None if row.stop is None else StopReason(row.stop),
                 fault=None if row.fault is None else FaultCause(row.fault),
@@ -115,10 +140,12 @@ class Ledger:
         self.check()
         counts = self.counts()
         metrics = {
-            "rollout/launched": float(len(self._rows)),
+            "rollout/launched": float(sum(row.origin is not Origin.RESUMED for row in self.rows)),
+            "rollout/resumed": float(sum(row.origin is Origin.RESUMED for row in self.rows)),
             "rollout/admitted": float(counts[Outcome.ADMITTED]),
             "rollout/cancelled": float(counts[Outcome.CANCELLED]),
             "rollout/carried": float(counts[Outcome.CARRIED]),
+            "rollout/continued": float(counts[Outcome.CONTINUED]),
             "rollout/infra_faults": float(counts[Outcome.INFRA_FAULT]),
         }
         causes = Counter(row.fault for row in self._rows.values() if row.outcome is Outcome.INFRA_FAULT)
@@ -129,15 +156,16 @@ class Ledger:
 
     def _class_metrics(self, column: str) -> dict[str, float]:
         rows = self.rows
-        submitted = Counter(getattr(row, column) for row in rows if not row.retry)
+        submitted = Counter(getattr(row, column) for row in rows if row.origin is Origin.DRAWN)
         cancelled = Counter(getattr(row, column) for row in rows if row.outcome is Outcome.CANCELLED)
         trained = Counter(getattr(row, column) for row in rows if row.outcome is Outcome.ADMITTED)
         metrics = {}
-        for name, count in submitted.items():
+        for name in {getattr(row, column): None for row in rows}:
             key = metric_key(f"{column}.{name}")
             metrics[f"rollout/cancelled_by/{key}"] = float(cancelled[name])
-            if trained.total():
-                metrics[f"rollout/share_gap/{key}"] = trained[name] / trained.total() - count / submitted.total()
+            if trained and submitted:
+                gap = trained[name] / trained.total() - submitted[name] / submitted.total()
+                metrics[f"rollout/share_gap/{key}"] = gap
         return metrics
 
     def _size_metrics(self) -> dict[str, float]:

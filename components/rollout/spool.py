@@ -27,7 +27,7 @@ from components.errors import FaultCause, InfraFault, StopReason, StoreError
 from components.records import AssertionOutcome, Reward, Sample, Sampling, TaskRef, Trial, Turn, VerifierReport
 from components.rollout.ledger import Ledger
 
-FORMAT = 3
+FORMAT = 4
 Arrays = dict[str, NDArray[Any]]
 
 

@@ -1,7 +1,8 @@
-"""One step's rollouts, run: the asyncio shell around the scheduler's state machine.
+"""Rollouts, run: the asyncio shell around the scheduler's state machine, step after step.
 
-Invariant: when `run_step` returns or raises, nothing that it started is alive, and every launched trial has its row in
-the ledger. Events arrive through callbacks; nothing polls.
+Invariants: when a step returns, every trial that was alive in it has its row in the ledger, and nothing is alive but
+what it carries, which waits at the barrier with no draw in flight. When it raises, nothing at all is alive. Events
+arrive through callbacks; nothing polls.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ import hashlib
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from components.config import RolloutConfig
-from components.errors import FaultCause, InfraFault
-from components.harness.loop import Progress
+from components.errors import FaultCause, InfraFault, StopReason
+from components.harness import Progress, RunningTime
 from components.records import TaskRef, Trial
-from components.rollout.ledger import Ledger, Outcome
-from components.rollout.scheduler import Finish, FinishReason, Launch, Plan, StepScheduler, Wait
+from components.rollout.barrier import Barrier
+from components.rollout.carryover import Return, Unfinished, returns
+from components.rollout.ledger import Ledger, Origin, Outcome
+from components.rollout.scheduler import Finish, FinishReason, Launch, Plan, StepScheduler, Tail, Wait
 
 
 class HasRef(Protocol):
@@ -40,6 +43,7 @@ class Attempt(Generic[T]):
     trial_id: str
     attempt: int
     progress: Progress = field(default_factory=Progress)
+    time: RunningTime = field(default_factory=RunningTime)
 
 
 RunTrial = Callable[[Attempt[T]], Awaitable[Trial]]
@@ -51,14 +55,16 @@ class StepResult:
 
     Attributes:
         trials: the admitted ones, in the order of their completion.
-        ledger: a row for every launched one.
+        ledger: a row for every one that was alive in the step.
         consumed: how many tasks of the supply were used; the data cursor advances by it.
+        unfinished: what the next step begins with.
         seconds: from the first launch to the last cleanup.
     """
 
     trials: tuple[Trial, ...]
     ledger: Ledger
     consumed: int
+    unfinished: tuple[Unfinished, ...]
     seconds: float
 
 
@@ -76,55 +82,120 @@ def plan_of(config: RolloutConfig, group: int = 1) -> Plan:
         starts_per_s=config.starts_per_s,
         max_attempts=config.max_attempts,
         max_fault_share=config.max_fault_share,
+        tail=Tail(config.tail),
     )
 
 
-async def run_step(
-    tasks: Sequence[T],
-    *,
-    campaign: str,
-    step: int,
-    config: RolloutConfig,
-    run_trial: RunTrial[T],
-    group: int = 1,
-) -> StepResult:
-    """Launches ⌈(1+ς)B⌉ trials, `group` a task, admits the first B that complete and cancels the rest.
+@dataclass(slots=True)
+class _Running(Generic[T]):
+    """A trial that is alive, or has ended and is not settled. `launch` is that of the current step."""
 
-    `tasks` is the supply in the order of use; those past what is launched replace tasks whose launches keep faulting.
+    task: asyncio.Task[Trial]
+    attempt: Attempt[T]
+    launch: Launch
+    origin: Origin
+    streak: int
+    started: float
 
-    Raises:
-        InfraFault: too large a share of the trials faulted, or no trial could be completed; the commonest cause is
-            named. Everything launched has ended by then.
+    @property
+    def seconds(self) -> float:
+        """How long it has run, pauses left out."""
+        return time.monotonic() - self.started - self.attempt.time.paused_s
+
+
+class Rollout(Generic[T]):
+    """The rollouts of a leg. What one step carries lives here until the next. Use within one event loop.
+
+    Args:
+        barrier: what `run_trial` passes before every turn. Only a tail that is carried needs one.
     """
-    shell = _Step(tasks, campaign, step, config, run_trial, group)
-    try:
-        finish = await shell.drive()
-    finally:
-        await shell.quiesce()
-    shell.ledger.check()
-    if finish.reason is FinishReason.FAULTS or not shell.trials:
-        faulted, launched = shell.scheduler.faulted, shell.scheduler.launched
-        raise InfraFault(shell.commonest_cause(), f"step {step}: {finish.reason.value} ({faulted} of {launched})")
-    return StepResult(tuple(shell.trials), shell.ledger, shell.scheduler.consumed, time.monotonic() - shell.started)
+
+    def __init__(
+        self,
+        *,
+        campaign: str,
+        config: RolloutConfig,
+        run_trial: RunTrial[T],
+        barrier: Barrier,
+        group: int = 1,
+    ) -> None:
+        self.campaign = campaign
+        self.config = config
+        self.plan = plan_of(config, group)
+        self.run_trial = run_trial
+        self._barrier = barrier
+        self._carried: dict[str, _Running[T]] = {}
+
+    async def step(
+        self, step: int, version: int, tasks: Sequence[T], returning: Sequence[tuple[T, Unfinished]] = ()
+    ) -> StepResult:
+        """Launches ⌈(1+ς)B⌉ trials, admits the first B that complete, and does with the rest what `tail` says.
+
+        Args:
+            version: of the weights that every turn of this step is drawn under.
+            tasks: the supply, in the order of use; those past what is launched replace tasks whose launches keep
+                faulting.
+            returning: what the step before left unfinished, each with its task. One that does not wait here, because
+                its process died, starts anew.
+
+        Raises:
+            InfraFault: too large a share of the trials faulted, or no trial could be completed; the commonest cause is
+                named. Everything launched has ended by then.
+        """
+        trials = [trial for _, trial in returning]
+        carried, self._carried = self._carried, {}
+        back = returns(trials, carried, self.plan, len(tasks), max_streak=self.config.max_streak)
+        assert len(carried) == sum(item.resumed for item in back), "a carried trial does not return"
+        shell = _Step(self, step, [*tasks, *(task for task, _ in returning)], len(tasks), back, carried)
+        try:
+            self._barrier.open(version)
+            finish = await shell.drive()
+            if finish.reason is FinishReason.FULL and self.plan.tail is Tail.CARRY:
+                await self._barrier.close()
+                self._carried = shell.carry()
+        finally:
+            await shell.quiesce()
+        shell.ledger.check()
+        if finish.reason is FinishReason.FAULTS or not shell.trials:
+            faulted, launched = shell.scheduler.faulted, shell.scheduler.launched
+            raise InfraFault(shell.commonest_cause(), f"step {step}: {finish.reason.value} ({faulted} of {launched})")
+        seconds = time.monotonic() - shell.started
+        return StepResult(tuple(shell.trials), shell.ledger, shell.scheduler.consumed, shell.passed_over(), seconds)
 
 
 class _Step(Generic[T]):
     def __init__(
-        self, tasks: Sequence[T], campaign: str, step: int, config: RolloutConfig, run_trial: RunTrial[T], group: int
+        self,
+        rollout: Rollout[T],
+        step: int,
+        tasks: Sequence[T],
+        supply: int,
+        back: Sequence[Return],
+        carried: dict[str, _Running[T]],
     ) -> None:
         self.started = time.monotonic()
         self.ledger = Ledger(step)
         self.trials: list[Trial] = []
-        self.scheduler = StepScheduler(plan_of(config, group), len(tasks), self.started)
+        self._unfinished: list[Unfinished] = []
+        self._kept: dict[str, _Running[T]] = {}
+        self._rollout = rollout
+        self._step = step
         self._tasks = tasks
         self._earlier = _occurrences(tasks)
-        self._campaign = campaign
-        self._step = step
-        self._config = config
-        self._run_trial = run_trial
-        self._alive: dict[asyncio.Task[Trial], tuple[Launch, Attempt[T], float]] = {}
+        self._streaks = {item.launch.task: item.trial.streak for item in back}
+        self._running: dict[asyncio.Task[Trial], _Running[T]] = {}
         self._ended: deque[asyncio.Task[Trial]] = deque()
         self._event = asyncio.Event()
+        resumed = [item for item in back if item.resumed]
+        self.scheduler = StepScheduler(
+            rollout.plan,
+            supply,
+            self.started,
+            running=[item.launch for item in resumed],
+            first=[item.launch for item in back if not item.resumed],
+        )
+        for item in resumed:
+            self._resume(carried[str(item.trial.trial_id)], item)
 
     async def drive(self) -> Finish:
         """Until the state machine says that the step is over."""
@@ -139,17 +210,33 @@ class _Step(Generic[T]):
                 case Finish() as finish:
                     return finish
 
+    def carry(self) -> dict[str, _Running[T]]:
+        """Takes what is alive, or has ended and found no place, out of the step. Nothing draws."""
+        while self._ended:
+            self._settle(self._ended.popleft())
+        for running in list(self._running.values()):
+            self.scheduler.carried_by(running.launch)
+            self._keep(running)
+        return self._kept
+
+    def passed_over(self) -> tuple[Unfinished, ...]:
+        """What the next step begins with: trials that go on, and tasks that start anew."""
+        if self._rollout.plan.tail is Tail.CANCEL:
+            return ()
+        waiting = [self._anew(launch) for launch in self.scheduler.waiting]
+        return (*self._unfinished, *waiting)
+
     async def quiesce(self) -> None:
         """Cancels what is alive and waits until it is gone, even when cancelled itself meanwhile."""
-        for task in self._alive:
+        for task in self._running:
             task.cancel()
         interrupted = False
-        while pending := [task for task in self._alive if not task.done()]:
+        while pending := [task for task in self._running if not task.done()]:
             try:
                 await asyncio.wait(pending)
             except asyncio.CancelledError:
                 interrupted = True
-        for task in list(self._alive):
+        for task in list(self._running):
             self._settle(task, raise_errors=False)
         if interrupted:
             raise asyncio.CancelledError
@@ -159,29 +246,43 @@ class _Step(Generic[T]):
         return max(causes, key=causes.count) if causes else FaultCause.SANDBOX
 
     def _launch(self, launch: Launch) -> None:
-        task = self._tasks[launch.task]
-        plan = self.scheduler.plan
+        task, plan = self._tasks[launch.task], self._rollout.plan
         number = (self._earlier[launch.task] * plan.group + launch.member) * plan.max_attempts + launch.attempt
-        name = trial_id(self._campaign, self._step, task.ref.task_id, number)
+        name = trial_id(self._rollout.campaign, self._step, task.ref.task_id, number)
+        streak = self._streaks.get(launch.task, 0)
+        origin = Origin.DRAWN if launch.task not in self._streaks else Origin.RETURNED
+        if launch.attempt > 1:
+            origin = Origin.RELAUNCHED
         attempt = Attempt(task, name, number)
-        self.ledger.launch(name, task.ref, number, retry=launch.attempt > 1)
+        self.ledger.launch(name, task.ref, number, origin=origin, streak=streak)
         running = asyncio.create_task(self._bounded(attempt), name=f"trial-{name}")
-        self._alive[running] = (launch, attempt, time.monotonic())
-        running.add_done_callback(self._on_end)
+        self._follow(_Running(running, attempt, launch, origin, streak, time.monotonic()))
+
+    def _resume(self, running: _Running[T], item: Return) -> None:
+        running.launch, running.origin, running.streak = item.launch, Origin.RESUMED, item.trial.streak
+        attempt = running.attempt
+        self.ledger.launch(
+            attempt.trial_id, attempt.task.ref, attempt.attempt, origin=Origin.RESUMED, streak=running.streak
+        )
+        self._follow(running)
+
+    def _follow(self, running: _Running[T]) -> None:
+        self._running[running.task] = running
+        running.task.add_done_callback(self._on_end)
 
     async def _bounded(self, attempt: Attempt[T]) -> Trial:
         """The outermost deadline: what runs past it hangs in the infrastructure, not in the agent."""
-        limit = self._config.remote_timeout_s
-        deadline = asyncio.timeout(limit)
+        seconds = self._rollout.config.remote_timeout_s
+        limit = attempt.time.limit(seconds)
         try:
-            async with deadline:
-                return await self._run_trial(attempt)
+            async with limit:
+                return await self._rollout.run_trial(attempt)
         except InfraFault as error:
             fault = error
         except TimeoutError:
-            if not deadline.expired():
+            if not limit.expired:
                 raise
-            fault = InfraFault(FaultCause.SANDBOX, f"trial passed its remote deadline of {limit:g} s")
+            fault = InfraFault(FaultCause.SANDBOX, f"trial passed its remote deadline of {seconds:g} s")
         return Trial(attempt.trial_id, attempt.task.ref, (), None, None, fault)
 
     def _on_end(self, task: asyncio.Task[Trial]) -> None:
@@ -198,32 +299,67 @@ class _Step(Generic[T]):
 
     def _settle(self, task: asyncio.Task[Trial], *, raise_errors: bool = True) -> None:
         """Reports the end of a trial to the state machine and the ledger."""
-        entry = self._alive.pop(task, None)
-        if entry is None:
+        running = self._running.pop(task, None)
+        if running is None:
             return
-        launch, attempt, started = entry
-        facts = {"turns": attempt.progress.turns, "tokens": attempt.progress.tokens}
-        seconds = time.monotonic() - started
         error = None if task.cancelled() else task.exception()
         if task.cancelled() or error is not None:
-            self.scheduler.cancelled_by(launch)
-            detail = "" if error is None else f"{type(error).__name__}: {error}"
-            self.ledger.end(attempt.trial_id, Outcome.CANCELLED, seconds=seconds, detail=detail, **facts)
+            self.scheduler.cancelled_by(running.launch)
+            self._cancelled(running, "" if error is None else f"{type(error).__name__}: {error}")
             if error is not None and raise_errors:
                 raise error
             return
         trial = task.result()
         if trial.fault is not None:
-            self.scheduler.faulted_by(launch)
-            outcome, fault, detail = Outcome.INFRA_FAULT, trial.fault.cause, trial.fault.detail
+            self.scheduler.faulted_by(running.launch)
+            self._end(running, Outcome.INFRA_FAULT, fault=trial.fault.cause, detail=trial.fault.detail, stop=trial.stop)
+        elif self.scheduler.completed(running.launch):
+            self.trials.append(trial)
+            self._end(running, Outcome.ADMITTED, stop=trial.stop)
+        elif self._rollout.plan.tail is Tail.CARRY:
+            self._keep(running)
         else:
-            admitted = self.scheduler.completed(launch)
-            outcome, fault = (Outcome.ADMITTED if admitted else Outcome.CANCELLED), None
-            detail = "" if admitted else "completed after the batch was full"
-            if admitted:
-                self.trials.append(trial)
+            self._cancelled(running, "completed after the batch was full", stop=trial.stop)
+
+    def _keep(self, running: _Running[T]) -> None:
+        """A trial goes on in the next step."""
+        self._running.pop(running.task, None)
+        running.task.remove_done_callback(self._on_end)
+        attempt, launch = running.attempt, running.launch
+        self._kept[attempt.trial_id] = running
+        self._unfinished.append(replace(self._anew(launch), trial_id=attempt.trial_id))
+        resumed = running.origin is Origin.RESUMED
+        self._end(running, Outcome.CONTINUED if resumed else Outcome.CARRIED)
+
+    def _cancelled(self, running: _Running[T], detail: str, stop: StopReason | None = None) -> None:
+        self._unfinished.append(self._anew(running.launch))
+        self._end(running, Outcome.CANCELLED, detail=detail, stop=stop)
+
+    def _anew(self, launch: Launch) -> Unfinished:
+        """A place of a task's group that this step passes over."""
+        return Unfinished(
+            self._tasks[launch.task].ref.task_id, None, launch.member, self._streaks.get(launch.task, 0) + 1
+        )
+
+    def _end(
+        self,
+        running: _Running[T],
+        outcome: Outcome,
+        *,
+        stop: StopReason | None = None,
+        fault: FaultCause | None = None,
+        detail: str = "",
+    ) -> None:
+        progress = running.attempt.progress
         self.ledger.end(
-            attempt.trial_id, outcome, seconds=seconds, stop=trial.stop, fault=fault, detail=detail, **facts
+            running.attempt.trial_id,
+            outcome,
+            turns=progress.turns,
+            tokens=progress.tokens,
+            seconds=running.seconds,
+            stop=stop,
+            fault=fault,
+            detail=detail,
         )
 
 

@@ -82,9 +82,19 @@ class Trainer(Protocol):
         ...
 
     def logprobs(
-        self, samples: Sequence[Sample], *, weights: Literal["current", "behaviour"], replay: bool, temperature: float
+        self,
+        samples: Sequence[Sample],
+        *,
+        weights: Literal["current", "behaviour"],
+        replay: bool,
+        temperature: float,
+        age: int = 1,
     ) -> list[Float32]:
-        """float32[N] a sample: log-prob of each sampled token."""
+        """float32[N] a sample: log-prob of each sampled token, now or under the behaviour snapshot of `age` rotations.
+
+        Raises:
+            ValueError: no snapshot is kept for so long.
+        """
         ...
 
     def values(self, samples: Sequence[Sample]) -> list[Float32]:
@@ -108,7 +118,7 @@ class Trainer(Protocol):
         ...
 
     def rotate(self) -> None:
-        """The behaviour snapshot becomes the current actor."""
+        """The newest behaviour snapshot, of age 1, becomes the current actor; the others age, and the oldest goes."""
         ...
 
     def load_hf(self, folder: Path, *, what: Literal["actor", "critic", "critic_from_actor"] = "actor") -> None:

@@ -177,6 +177,28 @@ class TrainerSuite:
         assert same(new, trainer.logprobs(samples, weights="behaviour", replay=True, temperature=1.0))
         assert same(new, current(trainer, samples))
 
+    def test_as_many_snapshots_are_kept_as_were_asked_for_and_they_age(
+        self, make: Make, samples: list[Sample], tmp_path: Path
+    ) -> None:
+        def aged(trainer: Trainer, age: int) -> list[Float32]:
+            return trainer.logprobs(samples, weights="behaviour", replay=True, temperature=1.0, age=age)
+
+        trainer = make(critic=CRITIC, snapshots=2)
+        policies = [current(trainer, samples)]
+        for _ in range(2):
+            trainer.rotate()
+            trainer.actor_step(items(trainer, samples), clip=0.2, temperature=1.0)
+            policies.append(current(trainer, samples))
+        assert not same(policies[0], policies[1])
+        other = make(critic=CRITIC, snapshots=2, seed=99)
+        trainer.state().write(tmp_path / "state")
+        other.load(tmp_path / "state")
+        for one in (trainer, other):
+            assert same(aged(one, 1), policies[1])
+            assert same(aged(one, 2), policies[0])
+        with pytest.raises(ValueError, match="a snapshot of age 3 was asked for, 2 are kept"):
+            aged(trainer, 3)
+
     @pytest.mark.parametrize("step", ["sft", "actor", "sequence", "critic", "bins"])
     def test_how_a_batch_is_cut_does_not_change_the_step(
         self, make: Make, samples: list[Sample], tmp_path: Path, step: str

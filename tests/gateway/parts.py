@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -79,10 +79,19 @@ class StubSampler:
         return Generation(**(fields | self.changes))
 
 
-def trajectory_of(sampler: Any, *, capture: bool = True, source: str = QWENISH, **settings: Any) -> Trajectory:
+def trajectory_of(
+    sampler: Any,
+    *,
+    capture: bool = True,
+    source: str = QWENISH,
+    version: Callable[[], int] | None = None,
+    **settings: Any,
+) -> Trajectory:
     """A trajectory in bytes that draws from `sampler`."""
     template = ChatTemplate(ByteTokenizer(), source)
-    policy = SamplerPolicy(sampler, stop_token_ids=template.stop_token_ids, session_id="t", capture=capture)
+    policy = SamplerPolicy(
+        sampler, stop_token_ids=template.stop_token_ids, session_id="t", capture=capture, version=version
+    )
     return Trajectory(policy, template, **settings)
 
 

@@ -216,8 +216,30 @@ async def test_weights_that_change_within_a_trajectory_are_a_sampler_fault():
     trajectory = trajectory_of(sampler)
     answer = await say(trajectory, [user("go")])
     sampler.changes = {"weight_version": 5}
-    with pytest.raises(InfraFault, match="weights 4 became 5 within a trial"):
+    with pytest.raises(InfraFault, match="drawn under weights 5, not 4"):
         await say(trajectory, [user("go"), echo(answer), user("on")])
+
+
+async def test_a_trajectory_that_goes_on_under_new_weights_opens_a_chunk_whose_whole_prompt_is_captured_anew():
+    version, sampler = 4, StubSampler()
+    trajectory = trajectory_of(sampler, version=lambda: version)
+    talk = [user("go")]
+    for turn in range(4):
+        if turn == 2:
+            version = 5
+            sampler.changes = {"weight_version": 5}
+        answer = await say(trajectory, talk)
+        talk += [echo(answer), user("on")]
+    starts = [call["routing_start"] for _, call in sampler.calls]
+    assert starts[0] == starts[2] == 0
+    assert min(starts[1], starts[3]) > 0
+    samples, report = streams(trajectory)
+    assert [sample.weight_version for sample in samples] == [4, 5]
+    assert [len(sample.routing) for sample in samples] == [len(sample.tokens) - 1 for sample in samples]
+    assert (report.clean, report.reencoded_context) == (True, 0)
+    sampler.changes = {}
+    with pytest.raises(InfraFault, match="drawn under weights 4, not 5"):
+        await say(trajectory, talk)
 
 
 async def test_a_cancelled_draw_records_nothing_and_its_conversation_can_be_taken_up_again():

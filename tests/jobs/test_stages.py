@@ -18,7 +18,7 @@ from components.errors import Failure, JobFailed
 from components.jobs import supervised
 from components.jobs.job import Job
 from components.pool import Pool
-from components.rollout import load_batch
+from components.rollout import Origin, load_batch
 from tests.jobs.conftest import SmallCampaign
 
 pytestmark = pytest.mark.timeout(600)
@@ -171,8 +171,10 @@ def test_no_batch_of_a_committed_step_is_generated_again(campaign: SmallCampaign
 def test_every_launched_trial_is_accounted_for_and_nothing_drifts(campaign: SmallCampaign, leg: dict[str, Any]) -> None:
     for step in range(4):
         metrics = campaign.record(step)["metrics"]
-        ended = metrics["rollout/admitted"] + metrics["rollout/cancelled"] + metrics["rollout/infra_faults"]
-        assert metrics["rollout/launched"] == ended
+        outcomes = ("admitted", "cancelled", "carried", "continued", "infra_faults")
+        ended = sum(metrics[f"rollout/{outcome}"] for outcome in outcomes)
+        assert metrics["rollout/launched"] + metrics["rollout/resumed"] == ended
+        assert metrics["rollout/cancelled"] == 0
         assert metrics["tito/drift"] == 0
         assert metrics["tito/reencoded_context"] == 0
         assert metrics["gap/engine_max"] < 1e-3
@@ -180,11 +182,30 @@ def test_every_launched_trial_is_accounted_for_and_nothing_drifts(campaign: Smal
         assert ("ppo/loss" in metrics) == (step >= 1)
 
 
-def test_staleness_is_one_and_a_batch_has_one_version(campaign: SmallCampaign, leg: dict[str, Any]) -> None:
+def test_a_chunk_has_one_version_and_only_what_was_carried_is_older_than_the_step(
+    campaign: SmallCampaign, leg: dict[str, Any]
+) -> None:
     for step in range(4):
         batch = load_batch(campaign.store.tree(f"campaigns/{campaign.name}/rl/batches/{step:06d}"))
-        assert {sample.weight_version for sample in batch.samples} == {max(step - 1, 0)}
+        origins = {row.trial_id: row.origin for row in batch.ledger.rows}
+        drawn = [sample.weight_version for sample in batch.samples if origins[sample.trial_id] is not Origin.RESUMED]
+        assert set(drawn) <= {max(step - 1, 0)}
+        assert all(sample.weight_version <= max(step - 1, 0) for sample in batch.samples)
         assert len(batch.trials) == campaign.config.rollout.batch
+
+
+def test_what_a_step_passes_over_is_in_the_next_one_also_across_a_kill(
+    campaign: SmallCampaign, leg: dict[str, Any]
+) -> None:
+    owed: list[str] = []
+    for step in range(4):
+        produced = campaign.store.get_json(f"campaigns/{campaign.name}/rl/rollouts/{step:06d}")
+        batch = load_batch(campaign.store.tree(f"campaigns/{campaign.name}/rl/batches/{step:06d}"))
+        came_back = [row.task_id for row in batch.ledger.rows if row.origin in (Origin.RESUMED, Origin.RETURNED)]
+        still_owed = [trial["task_id"] for trial in produced["unfinished"]]
+        assert set(owed) <= {*came_back, *still_owed}
+        owed = still_owed
+    assert owed, "five were launched for four places"
 
 
 def test_the_legs_checkpoint_is_evaluated_and_diagnosed(

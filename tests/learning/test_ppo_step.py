@@ -37,9 +37,12 @@ class RecordingTrainer:
         self.critic_moved = False
         self.shifts = {"behaviour": engine_gap, "current": engine_gap + 0.5}
 
-    def logprobs(self, samples: Sequence[Sample], *, weights: str, replay: bool, temperature: float) -> list[Float32]:
-        self.calls.append(f"logprobs {weights} replay={replay} T={temperature:g}")
-        return [np.where(s.loss_mask, s.logprobs + self.shifts[weights], 0).astype(np.float32) for s in samples]
+    def logprobs(
+        self, samples: Sequence[Sample], *, weights: str, replay: bool, temperature: float, age: int = 1
+    ) -> list[Float32]:
+        self.calls.append(f"logprobs {weights} replay={replay} T={temperature:g}" + f" age={age}" * (age > 1))
+        shift = self.shifts[weights] + 0.1 * (age - 1)
+        return [np.where(s.loss_mask, s.logprobs + shift, 0).astype(np.float32) for s in samples]
 
     def values(self, samples: Sequence[Sample]) -> list[Float32]:
         self.calls.append("values")
@@ -87,7 +90,16 @@ def _learn(
     trainer = RecordingTrainer(engine_gap)
     samples = samples or [_sample(0, 9), _sample(1, 12)]
     groups = groups or [sample.trial_id for sample in samples]
-    result = learn(trainer, samples, rewards, config, groups=groups, temperature=temperature, actor_moves=actor_moves)
+    result = learn(
+        trainer,
+        samples,
+        rewards,
+        config,
+        groups=groups,
+        version=1,
+        temperature=temperature,
+        actor_moves=actor_moves,
+    )
     return trainer, result.metrics
 
 
@@ -150,7 +162,7 @@ def test_a_trial_is_one_mean_of_the_gap_however_many_chunks_it_has() -> None:
         np.where(s.loss_mask, s.logprobs + gap, 0).astype(np.float32) for s, gap in zip(chunks, gaps, strict=True)
     ]
     groups = [sample.trial_id for sample in samples]
-    result = learn(trainer, samples, [0.1] * 3, CONFIG, groups=groups, temperature=1.0, actor_moves=False)
+    result = learn(trainer, samples, [0.1] * 3, CONFIG, groups=groups, version=1, temperature=1.0, actor_moves=False)
     assert result.metrics["gap/engine_trial_mean"] == pytest.approx((0.1 + 0.4) / 2, abs=1e-6)
 
 

@@ -39,7 +39,7 @@ def test_what_cannot_fit_is_refused_with_the_arithmetic() -> None:
 def test_terms_are_what_they_say() -> None:
     config = load(MINIATURE, ["ppo.actor.kind=muon", "ppo.actor.matrix_lr=0.01"])
     adam, muon = host(load(MINIATURE)).terms, host(config).terms
-    assert adam["actor"] / 16 == muon["actor"] / 12 == adam["snapshot"] / 8
+    assert adam["actor"] / 16 == muon["actor"] / 12 == adam["snapshots"] / 12
     assert adam["critic"] == adam["actor"]  # whose output layer is the embedding, and counts once
     untied = host(load(MINIATURE, ["model.tie_word_embeddings=false"])).terms
     assert untied["actor"] / 16 == untied["critic"] / 16 + 768 * 128  # a critic has a head in place of an output layer
@@ -55,7 +55,7 @@ def test_what_several_ranks_hold_counts_as_often() -> None:
     one = host(load(MINIATURE)).terms
     spread = host(load(MINIATURE, ["trainer.layout={dp: 2, ep: 2}"])).terms
     assert copies["actor"] == 2 * one["actor"]
-    assert copies["snapshot"] == 2 * one["snapshot"]
+    assert copies["snapshots"] == 2 * one["snapshots"]
     assert one["actor"] < spread["actor"] < copies["actor"]
     assert copies["commit"] == one["commit"], "every part is stored once"
     assert copies["trainer"] == 3 * one["trainer"]  # and the job that drives both

@@ -9,6 +9,7 @@ import numpy as np
 from components.config import RolloutConfig
 from components.errors import FaultCause, InfraFault, StopReason
 from components.records import AssertionOutcome, Reward, Sample, TaskRef, Trial, Turn, VerifierReport
+from components.rollout import Barrier, Rollout, StepResult
 from components.routing import checksum
 
 
@@ -23,8 +24,14 @@ def tasks(count: int, category: str = "files") -> list[PlainTask]:
 
 def config(**changes) -> RolloutConfig:
     settings = {"batch": 8, "oversample": 0.25, "concurrency": 64, "starts_per_s": 1e6, "agent_timeout_s": 5}
-    settings |= {"verifier_timeout_s": 5, "remote_timeout_s": 10}
+    settings |= {"verifier_timeout_s": 5, "remote_timeout_s": 10, "tail": "cancel"}
     return RolloutConfig(**(settings | changes))
+
+
+async def run_step(run_trial, supply: list[PlainTask], settings: RolloutConfig, group: int = 1) -> StepResult:
+    """One step by itself."""
+    rollout = Rollout(campaign="c", config=settings, run_trial=run_trial, barrier=Barrier(), group=group)
+    return await rollout.step(2, 1, supply)
 
 
 def report(passed: bool = True) -> VerifierReport:

@@ -6,7 +6,7 @@ import pytest
 
 from components.errors import FaultCause, RecordError, StopReason
 from components.records import TaskRef
-from components.rollout import Ledger, Outcome
+from components.rollout import Ledger, Origin, Outcome
 
 
 def ref(name, category="files", difficulty="easy"):
@@ -18,7 +18,9 @@ def filled():
     ledger = Ledger(3)
     for number in range(10):
         hard = number >= 8
-        ledger.launch(f"t{number}", ref(f"task-{number}", "text files", "hard" if hard else "easy"), 1, retry=False)
+        ledger.launch(
+            f"t{number}", ref(f"task-{number}", "text files", "hard" if hard else "easy"), 1, origin=Origin.DRAWN
+        )
         outcome = Outcome.CANCELLED if hard else Outcome.ADMITTED
         ledger.end(f"t{number}", outcome, turns=number, tokens=10 * number, seconds=1.5)
     return ledger
@@ -26,11 +28,11 @@ def filled():
 
 def test_every_launched_trial_needs_exactly_one_outcome():
     ledger = Ledger(0)
-    ledger.launch("t1", ref("a"), 1, retry=False)
-    with pytest.raises(RecordError, match="1 launched trials have no outcome"):
+    ledger.launch("t1", ref("a"), 1, origin=Origin.DRAWN)
+    with pytest.raises(RecordError, match="1 trials have no outcome"):
         ledger.check()
     with pytest.raises(RecordError, match="launched twice"):
-        ledger.launch("t1", ref("a"), 1, retry=False)
+        ledger.launch("t1", ref("a"), 1, origin=Origin.DRAWN)
     ledger.end("t1", Outcome.ADMITTED)
     with pytest.raises(RecordError, match="already ended as admitted"):
         ledger.end("t1", Outcome.CANCELLED)
@@ -57,11 +59,11 @@ def test_what_is_cut_is_counted_by_class_and_shows_as_a_gap_of_its_share():
 
 def test_a_task_that_faults_and_is_tried_again_was_submitted_once():
     ledger = Ledger(0)
-    ledger.launch("t1", ref("a", difficulty="hard"), 1, retry=False)
+    ledger.launch("t1", ref("a", difficulty="hard"), 1, origin=Origin.DRAWN)
     ledger.end("t1", Outcome.INFRA_FAULT, fault=FaultCause.SAMPLER)
-    ledger.launch("t2", ref("a", difficulty="hard"), 2, retry=True)
+    ledger.launch("t2", ref("a", difficulty="hard"), 2, origin=Origin.RELAUNCHED)
     ledger.end("t2", Outcome.ADMITTED, stop=StopReason.COMPLETED)
-    ledger.launch("t3", ref("b"), 1, retry=False)
+    ledger.launch("t3", ref("b"), 1, origin=Origin.DRAWN)
     ledger.end("t3", Outcome.ADMITTED)
     metrics = ledger.metrics()
     assert metrics["rollout/share_gap/difficulty.hard"] == 0
@@ -71,14 +73,14 @@ def test_a_task_that_faults_and_is_tried_again_was_submitted_once():
 
 def test_nothing_trained_has_no_share():
     ledger = Ledger(0)
-    ledger.launch("t1", ref("a"), 1, retry=False)
+    ledger.launch("t1", ref("a"), 1, origin=Origin.DRAWN)
     ledger.end("t1", Outcome.INFRA_FAULT, fault=FaultCause.SANDBOX)
     assert not [name for name in ledger.metrics() if "share_gap" in name]
 
 
 def test_rows_survive_json():
     ledger = filled()
-    ledger.launch("f", ref("x"), 1, retry=False)
+    ledger.launch("f", ref("x"), 1, origin=Origin.DRAWN)
     ledger.end("f", Outcome.INFRA_FAULT, fault=FaultCause.IMAGE, stop=StopReason.GAVE_UP, detail="no such image")
     again = Ledger.from_records(3, json.loads(json.dumps(ledger.records())))
     assert again.rows == ledger.rows

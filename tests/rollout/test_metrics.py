@@ -4,14 +4,14 @@ import pytest
 
 from components.errors import StopReason
 from components.records import Trial
-from components.rollout import Ledger, Outcome, rollout_metrics
+from components.rollout import Ledger, Origin, Outcome, rollout_metrics
 from tests.rollout.parts import graded, report, reward, tasks, turns
 
 
 def ledger_of(trials):
     ledger = Ledger(0)
     for trial in trials:
-        ledger.launch(trial.trial_id, trial.task, 1, retry=False)
+        ledger.launch(trial.trial_id, trial.task, 1, origin=Origin.DRAWN)
         ledger.end(trial.trial_id, Outcome.ADMITTED)
     return ledger
 

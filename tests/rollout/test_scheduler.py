@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from components.rollout import Finish, FinishReason, Launch, Plan, StepScheduler, Wait
+from components.rollout import Finish, FinishReason, Launch, Plan, StepScheduler, Tail, Wait
 
 
 def plan(**changes):
@@ -16,6 +16,7 @@ def plan(**changes):
         "starts_per_s": 1e9,
         "max_attempts": 2,
         "max_fault_share": 1.0,
+        "tail": Tail.CANCEL,
     }
     batch = changes.pop("batch", 8)
     return Plan.of(batch, **(numbers | changes))
@@ -98,19 +99,86 @@ def test_starts_keep_to_the_token_bucket():
     assert starts[29] == pytest.approx(24 / 6)
 
 
+def test_carried_trials_take_places_of_the_launches_and_start_nothing():
+    carried = [Launch(100, 1), Launch(101, 1)]
+    scheduler = StepScheduler(plan(tail=Tail.CARRY), 100, 0.0, running=carried)
+    launches, _ = launch_all(scheduler)
+    assert [launch.task for launch in launches] == list(range(8))
+    assert scheduler.alive == {*launches, *carried}
+    assert [scheduler.completed(launch) for launch in [*carried, *launches]] == [True] * 8 + [False] * 2
+    assert (scheduler.launched, scheduler.resumed, scheduler.carried) == (8, 2, 2)
+
+
+def test_what_was_passed_over_comes_first_and_what_was_so_for_long_before_it():
+    first = [Launch(100, 1), Launch(101, 1, protected=True)]
+    scheduler = StepScheduler(plan(), 100, 0.0, first=first)
+    launches, _ = launch_all(scheduler)
+    assert [launch.task for launch in launches[:3]] == [101, 100, 0]
+    assert scheduler.consumed == 8
+
+
+def test_a_step_waits_for_a_protected_trial_and_launches_nothing_that_has_no_place():
+    slow = Launch(100, 1, protected=True)
+    scheduler = StepScheduler(plan(), 100, 0.0, first=[slow])
+    launches, _ = launch_all(scheduler)
+    assert [scheduler.completed(launch) for launch in launches if launch != slow] == [True] * 7 + [False] * 2
+    assert scheduler.next(0.0) == Wait(None)
+    scheduler.faulted_by(slow)
+    again = scheduler.next(0.0)
+    assert again == Launch(100, 2, protected=True)
+    assert scheduler.completed(again)
+    assert scheduler.next(0.0) == Finish(FinishReason.FULL)
+
+
+def test_a_protected_trial_whose_attempts_are_spent_gives_its_place_back():
+    slow = Launch(100, 2, protected=True)
+    scheduler = StepScheduler(plan(batch=2, oversample=0), 100, 0.0, first=[slow])
+    launch_all(scheduler)
+    scheduler.faulted_by(slow)
+    launches, _ = launch_all(scheduler)
+    assert [launch.task for launch in launches] == [1]
+
+
+def test_what_a_step_owes_is_what_it_did_not_come_to():
+    scheduler = StepScheduler(plan(batch=2, group=3, oversample=0), 100, 0.0, first=[Launch(100, 1, 2)])
+    launches, _ = launch_all(scheduler)
+    assert len(launches) == 3
+    for launch in launches[:2]:
+        scheduler.completed(launch)
+    scheduler.faulted_by(launches[2])
+    assert scheduler.waiting == [Launch(0, 2, 1), Launch(0, 1, 2)]
+
+
+def test_with_fewer_slots_than_a_batch_carrying_leaves_no_slot_idle():
+    few = plan(batch=512, oversample=0.09375, concurrency=128, tail=Tail.CARRY)
+    assert few.limit == 512 + 128
+    assert plan(batch=512, oversample=0.09375, concurrency=560, tail=Tail.CARRY).limit == 560
+    assert plan(batch=512, oversample=0.09375, concurrency=128, tail=Tail.RETRY).limit == 560
+
+
 class Step(RuleBasedStateMachine):
     """Random events in random order, against the invariants of the module."""
 
     def __init__(self):
         super().__init__()
-        self.begin(1)
+        self.begin(1, Tail.CANCEL, 0, 0, 0)
 
-    @initialize(group=st.sampled_from([1, 2, 3]))
-    def begin(self, group):
-        self.plan = plan(batch=6, group=group, oversample=0.4, concurrency=4, starts_per_s=3, max_fault_share=0.8)
+    @initialize(
+        group=st.sampled_from([1, 2, 3]),
+        tail=st.sampled_from(list(Tail)),
+        running=st.integers(0, 3),
+        first=st.integers(0, 3),
+        protected=st.integers(0, 6),
+    )
+    def begin(self, group, tail, running, first, protected):
+        self.plan = plan(
+            batch=6, group=group, oversample=0.4, concurrency=4, starts_per_s=3, max_fault_share=0.8, tail=tail
+        )
         self.now = 0.0
-        self.scheduler = StepScheduler(self.plan, 12, self.now)
-        self.alive, self.starts, self.ended = [], [], {}
+        back = [Launch(12 + index, 1, protected=index < protected) for index in range(running + first)]
+        self.running, self.first = back[:running], back[running:]
+        self.scheduler = StepScheduler(self.plan, 12, self.now, running=self.running, first=self.first)
+        self.alive, self.starts, self.ended = list(self.running), [], {}
         self.finish = None
 
     @rule(after=st.floats(0, 2))
@@ -129,38 +197,52 @@ class Step(RuleBasedStateMachine):
                 self.finish = self.finish or finish
 
     @precondition(lambda self: self.alive)
-    @rule(data=st.data(), how=st.sampled_from(["completed", "faulted", "cancelled"]))
+    @rule(data=st.data(), how=st.sampled_from(["completed", "faulted", "over"]))
     def end(self, data, how):
         launch = data.draw(st.sampled_from(self.alive))
-        if how == "cancelled" and self.finish is None:
+        if how == "over" and self.finish is None:
             how = "completed"
         self.alive.remove(launch)
+        carry = self.plan.tail is Tail.CARRY
         if how == "completed":
-            how = "admitted" if self.scheduler.completed(launch) else "cancelled"
+            how = "admitted" if self.scheduler.completed(launch) else "passed over"
         elif how == "faulted":
             self.scheduler.faulted_by(launch)
         else:
-            self.scheduler.cancelled_by(launch)
+            (self.scheduler.carried_by if carry else self.scheduler.cancelled_by)(launch)
+            how = "passed over"
         self.ended[launch] = how
 
     @invariant()
-    def every_launched_trial_has_one_outcome(self):
+    def every_trial_has_one_outcome(self):
         s = self.scheduler
-        assert s.launched == s.admitted + s.cancelled + s.faulted + len(s.alive)
-        assert s.launched == len(self.ended) + len(self.alive)
+        assert s.launched + s.resumed == s.admitted + s.cancelled + s.carried + s.faulted + len(s.alive)
+        assert s.launched + s.resumed == len(self.ended) + len(self.alive)
         assert s.alive == set(self.alive)
+        passed_over = list(self.ended.values()).count("passed over")
+        assert (s.carried, s.cancelled) == ((passed_over, 0) if self.plan.tail is Tail.CARRY else (0, passed_over))
 
     @invariant()
     def limits_hold(self):
         s = self.scheduler
         assert s.admitted <= self.plan.batch
         assert len(s.alive) <= self.plan.concurrency
-        assert len(s.alive) + s.admitted <= self.plan.target
+        assert len(s.alive) + s.admitted <= self.plan.limit
         admitted = [(launch.task, launch.member) for launch, how in self.ended.items() if how == "admitted"]
         assert len(set(admitted)) == len(admitted)
         assert all(launch.attempt <= self.plan.max_attempts for launch in self.ended)
         assert all(launch.member < self.plan.group for launch in self.ended)
         assert s.consumed <= len({launch.task for launch in [*self.ended, *self.alive]})
+
+    @invariant()
+    def a_protected_trial_that_ends_well_is_always_admitted(self):
+        passed_over = [launch for launch, how in self.ended.items() if how == "passed over" and launch.protected]
+        assert not passed_over or self.finish is not None
+
+    @invariant()
+    def nothing_that_was_passed_over_is_forgotten(self):
+        known = {(launch.task, launch.member) for launch in [*self.ended, *self.alive, *self.scheduler.waiting]}
+        assert {(launch.task, launch.member) for launch in self.first} <= known
 
     @invariant()
     def starts_are_paced(self):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from components.errors import FaultCause, StoreError
 from components.records import Sampling, Turn
-from components.rollout import Ledger, Outcome, load_batch, save_batch
+from components.rollout import Ledger, Origin, Outcome, load_batch, save_batch
 from components.rollout.spool import _pack_turns, _unpack_turns
 from components.routing import checksum
 from tests.rollout.parts import faulted, graded, reward, sample_of, tasks
@@ -23,7 +23,7 @@ def batch(count=3):
     trials = [graded(f"t{i}", task.ref, passed=i % 2 == 0, count=i + 1) for i, task in enumerate(supply)]
     ledger = Ledger(7)
     for trial in trials:
-        ledger.launch(trial.trial_id, trial.task, 1, retry=False)
+        ledger.launch(trial.trial_id, trial.task, 1, origin=Origin.DRAWN)
         ledger.end(trial.trial_id, Outcome.ADMITTED, turns=len(trial.turns))
     return trials, [sample_of(trial) for trial in trials], [reward() for _ in trials], ledger
 

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from components.errors import FaultCause, InfraFault
-from components.rollout import Outcome, run_step, trial_id
-from tests.rollout.parts import config, faulted, graded, tasks
+from components.rollout import Origin, Outcome, trial_id
+from tests.rollout.parts import config, faulted, graded, run_step, tasks
 
 
 class Runner:
@@ -39,7 +39,7 @@ class Runner:
 
 
 async def step(runner, supply=None, **changes):
-    return await run_step(supply or tasks(40), campaign="c", step=2, config=config(**changes), run_trial=runner)
+    return await run_step(runner, supply or tasks(40), config(**changes))
 
 
 async def test_the_first_b_are_admitted_and_the_tail_is_cancelled_and_counted():
@@ -79,9 +79,9 @@ async def test_a_fault_is_tried_again_and_then_replaced():
     assert len(result.trials) == 8
     assert result.consumed == 9
     rows = [row for row in result.ledger.rows if row.task_id == "files-3"]
-    assert [(row.attempt, row.retry, row.fault) for row in rows] == [
-        (1, False, FaultCause.SAMPLER),
-        (2, True, FaultCause.SAMPLER),
+    assert [(row.attempt, row.origin, row.fault) for row in rows] == [
+        (1, Origin.DRAWN, FaultCause.SAMPLER),
+        (2, Origin.RELAUNCHED, FaultCause.SAMPLER),
     ]
 
 

@@ -18,8 +18,9 @@ class TestMegatron(TrainerSuite):
             critic: CriticConfig | None = None,
             micro_batch_tokens: int = 8_192,
             seed: int = 1,
+            snapshots: int = 1,
         ) -> MegatronTrainer:
             config = TrainerConfig(micro_batch_tokens=micro_batch_tokens)
-            return MegatronTrainer(model, config, actor=actor, critic=critic, seed=seed)
+            return MegatronTrainer(model, config, actor=actor, critic=critic, seed=seed, snapshots=snapshots)
 
         return build

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from components.trainer.megatron.network import Network
 from components.trainer.megatron.placement import Placement
 from components.trainer.megatron.weights import listed, read_json
 
-FORMAT = 2
+FORMAT = 3
 STATE = "state.json"
 PLACES = "places"
 """Key of a file's metadata: along which dimension, and from where on, each of its tensors lies in the whole one."""
@@ -42,20 +42,19 @@ Held = Mapping[str, tuple[Tensor, Placement]]
 
 @dataclass(frozen=True)
 class Parts:
-    """What a trainer consists of: its networks by name, and the actor's behaviour snapshot."""
+    """What a trainer consists of: its networks by name, and the actor's behaviour snapshots, the newest first."""
 
     networks: Mapping[str, Network]
-    behaviour: Mapping[str, Tensor]
+    behaviour: Sequence[Mapping[str, Tensor]]
 
     def held(self) -> dict[str, Held]:
         """Every tensor of this rank by file, weights and snapshot sharing memory with the trainer. Collective."""
         leads = dist.get_rank() == 0
         random = torch.get_rng_state()
         where = self.networks["actor"].placements
-        files: dict[str, Held] = {
-            "behaviour": {name: (value, where[name]) for name, value in self.behaviour.items()},
-            "random": {"torch": (random, _alone("torch", random, leads))},
-        }
+        files: dict[str, Held] = {"random": {"torch": (random, _alone("torch", random, leads))}}
+        for age, snapshot in enumerate(self.behaviour, start=1):
+            files[f"behaviour_{age}"] = {name: (value, where[name]) for name, value in snapshot.items()}
         for name, network in self.networks.items():
             files[name] = {key: (value, network.placements[key]) for key, value in network.parameters().items()}
             if network.optimizer is not None:
@@ -102,8 +101,9 @@ def load(folder: Path, parts: Parts, model: ModelConfig) -> None:
         files = _files(folder, list(wanted), model)
         found = {name: _read(folder, files[name], wanted[name]) for name in wanted}
     with torch.no_grad():
-        for key, value in parts.behaviour.items():
-            value.copy_(found["behaviour"][key])
+        for age, snapshot in enumerate(parts.behaviour, start=1):
+            for key, value in snapshot.items():
+                value.copy_(found[f"behaviour_{age}"][key])
     for name, network in parts.networks.items():
         network.set_parameters(found[name])
         if network.optimizer is not None:

@@ -35,12 +35,13 @@ def open_trainer(
     actor: OptimizerConfig | None = None,
     critic: CriticConfig | None = None,
     seed: int | None = 0,
+    snapshots: int = 1,
     logs: Path | None = None,
 ) -> Iterator[Trainer]:
     """A trainer in the layout that `config` says, for the time of the block: in this process, or in several of its own.
 
     Args:
-        model, config, actor, critic, seed: see `MegatronTrainer`.
+        model, config, actor, critic, seed, snapshots: see `MegatronTrainer`.
         logs: folder of the processes' logs.
 
     Raises:
@@ -50,10 +51,10 @@ def open_trainer(
     if problems := layout_problems(config.layout, model):
         raise ConfigError(problems, "trainer")
     if config.layout.world == 1:
-        yield MegatronTrainer(model, config, actor=actor, critic=critic, seed=seed)
+        yield MegatronTrainer(model, config, actor=actor, critic=critic, seed=seed, snapshots=snapshots)
         return
     with Ranks(config.layout.world, threads=config.threads, timeout_s=config.collective_timeout_s, logs=logs) as ranks:
-        yield RemoteTrainer(ranks, model, config, actor=actor, critic=critic, seed=seed)
+        yield RemoteTrainer(ranks, model, config, actor=actor, critic=critic, seed=seed, snapshots=snapshots)
 
 
 class RemoteTrainer:
@@ -68,20 +69,28 @@ class RemoteTrainer:
         actor: OptimizerConfig | None = None,
         critic: CriticConfig | None = None,
         seed: int | None = 0,
+        snapshots: int = 1,
     ) -> None:
         self._ranks = ranks
         self._layers = model.num_hidden_layers
-        ranks.call(_build, model, config, actor=actor, critic=critic, seed=seed)
+        ranks.call(_build, model, config, actor=actor, critic=critic, seed=seed, snapshots=snapshots)
 
     def sft_step(self, samples: Sequence[Sample], *, lr_share: float, aux_loss_coef: float) -> dict[str, float]:
         """See `Trainer.sft_step`."""
         return dict(self._call("sft_step", list(samples), lr_share=lr_share, aux_loss_coef=aux_loss_coef))
 
     def logprobs(
-        self, samples: Sequence[Sample], *, weights: Literal["current", "behaviour"], replay: bool, temperature: float
+        self,
+        samples: Sequence[Sample],
+        *,
+        weights: Literal["current", "behaviour"],
+        replay: bool,
+        temperature: float,
+        age: int = 1,
     ) -> list[Float32]:
         """See `Trainer.logprobs`."""
-        return list(self._call("logprobs", list(samples), weights=weights, replay=replay, temperature=temperature))
+        settings = {"weights": weights, "replay": replay, "temperature": temperature, "age": age}
+        return list(self._call("logprobs", list(samples), **settings))
 
     def values(self, samples: Sequence[Sample]) -> list[Float32]:
         """See `Trainer.values`."""

@@ -1,7 +1,7 @@
-"""The Megatron-Core trainer: the Trainer protocol over two networks and a snapshot.
+"""The Megatron-Core trainer: the Trainer protocol over two networks and snapshots of the actor.
 
-Invariants: actor, critic and behaviour snapshot are three separate sets of weights; the snapshot changes only in
-`rotate`, `load_hf` of the actor and `load`; an auxiliary loss and replay never meet.
+Invariants: actor, critic and behaviour snapshots are separate sets of weights; the snapshots change only in `rotate`,
+`load_hf` of the actor and `load`; an auxiliary loss and replay never meet.
 
 In a layout of several processes each of them holds one of these, and all make the same calls with the same arguments.
 What a call returns holds on the rank that speaks (`Place.speaks`); the others return what they saw.
@@ -46,6 +46,7 @@ class MegatronTrainer:
         critic: the critic's optimizer and loss; None for no critic. A fresh critic is the actor with a head of zeros.
         seed: of the fresh weights, the same in every layout. None where weights are loaded before anything else: until
             then they are not numbers.
+        snapshots: how many behaviour snapshots are kept, one a rotation. Each is a set of weights.
 
     Raises:
         ConfigError: the layout does not fit the model, or this machine lacks a kernel that is asked for.
@@ -59,6 +60,7 @@ class MegatronTrainer:
         actor: OptimizerConfig | None = None,
         critic: CriticConfig | None = None,
         seed: int | None = 0,
+        snapshots: int = 1,
     ) -> None:
         if problems := layout_problems(config.layout, model):
             raise ConfigError(problems, "trainer")
@@ -79,8 +81,7 @@ class MegatronTrainer:
             head = specs.build_critic(model, config, self.value.width)
             self.critic = Network(head, model, config, self.place, critic.optimizer)
             self._start_critic(self.critic, fresh)
-        self.behaviour: dict[str, Tensor] = {}
-        self.rotate()
+        self.behaviour = [self._snapshot() for _ in range(snapshots)]
 
     def sft_step(self, samples: Sequence[Sample], *, lr_share: float, aux_loss_coef: float) -> dict[str, float]:
         """See `Trainer.sft_step`."""
@@ -99,9 +100,17 @@ class MegatronTrainer:
         return metrics
 
     def logprobs(
-        self, samples: Sequence[Sample], *, weights: Literal["current", "behaviour"], replay: bool, temperature: float
+        self,
+        samples: Sequence[Sample],
+        *,
+        weights: Literal["current", "behaviour"],
+        replay: bool,
+        temperature: float,
+        age: int = 1,
     ) -> list[Float32]:
         """See `Trainer.logprobs`."""
+        if not 1 <= age <= len(self.behaviour):
+            raise ValueError(f"a snapshot of age {age} was asked for, {len(self.behaviour)} are kept")
         batches = self._micro_batches(samples, replay=replay)
 
         def read(logits_MV: Tensor, batch: MicroBatch) -> Tensor:
@@ -109,7 +118,7 @@ class MegatronTrainer:
 
         if weights == "current":
             return self._spread(samples, batches, self.actor.evaluate(batches, read))
-        with self.actor.holding(self.behaviour):
+        with self.actor.holding(self.behaviour[age - 1]):
             return self._spread(samples, batches, self.actor.evaluate(batches, read))
 
     def values(self, samples: Sequence[Sample]) -> list[Float32]:
@@ -143,7 +152,7 @@ class MegatronTrainer:
 
     def rotate(self) -> None:
         """See `Trainer.rotate`."""
-        self.behaviour = {name: parameter.clone() for name, parameter in self.actor.parameters().items()}
+        self.behaviour = [self._snapshot(), *self.behaviour[:-1]]
 
     def load_hf(self, folder: Path, *, what: Literal["actor", "critic", "critic_from_actor"] = "actor") -> None:
         """See `Trainer.load_hf`."""
@@ -152,7 +161,7 @@ class MegatronTrainer:
             parameters = weights.read_folder(folder, self.model, layers=self.actor.layers, labels=labels)
         if what == "actor":
             self.actor.set_whole(parameters)
-            self.rotate()
+            self.behaviour = [self._snapshot() for _ in self.behaviour]
         elif what == "critic":
             self._critic().set_whole(parameters)
         else:
@@ -186,6 +195,9 @@ class MegatronTrainer:
     def _parts(self) -> checkpoint.Parts:
         networks = {"actor": self.actor} | ({"critic": self.critic} if self.critic else {})
         return checkpoint.Parts(networks, self.behaviour)
+
+    def _snapshot(self) -> dict[str, Tensor]:
+        return {name: parameter.clone() for name, parameter in self.actor.parameters().items()}
 
     def _critic(self) -> Network:
         if self.critic is None:
