@@ -25,7 +25,7 @@ PANELS = (
         ),
     ),
     (
-        "passed over",
+        "passed_over",
         "trials",
         (
             ("rollout/cancelled", "cancelled"),

@@ -30,7 +30,7 @@ def test_an_empty_run_has_a_report():
 
 def test_figures_are_images_of_what_was_measured():
     drawn = figures(run(), scores())
-    assert set(drawn) == {"reward", "explained_variance", "gaps", "cancelled", "heldout"}
+    assert set(drawn) == {"reward", "explained_variance", "gaps", "passed_over", "heldout"}
     assert all(png.startswith(b"\x89PNG") and len(png) > 2_000 for png in drawn.values())
     assert figures([], []) == {}
 
