@@ -139,10 +139,10 @@ def _trained(held: Held, kind: str) -> float:
 
 
 def _commit(config: CampaignConfig) -> float:
-    """The state that is written while the next step computes: weights, moments and snapshot, each once."""
+    """The state that is written while the next step computes: weights, moments and snapshots, each once."""
     alone = config.trainer.model_copy(update={"layout": LayoutConfig(), "distributed_optimizer": False})
     actor, critic = held(config.model, alone)
-    saved = actor.weights * (2 + MOMENTS[config.ppo.actor.kind])
+    saved = actor.weights * (1 + config.rollout.versions + MOMENTS[config.ppo.actor.kind])
     if config.ppo.critic is not None:
         saved += critic.weights * (1 + MOMENTS[config.ppo.critic.optimizer.kind])
     return float(FP32 * saved)
