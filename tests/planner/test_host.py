@@ -43,7 +43,7 @@ def test_terms_are_what_they_say() -> None:
     assert adam["critic"] == adam["actor"]  # whose output layer is the embedding, and counts once
     untied = host(load(MINIATURE, ["model.tie_word_embeddings=false"])).terms
     assert untied["actor"] / 16 == untied["critic"] / 16 + 768 * 128  # a critic has a head in place of an output layer
-    assert adam["commit"] == (adam["actor"] + adam["critic"]) * 3 / 4 + adam["snapshot"] / 2
+    assert adam["commit"] == (adam["actor"] + adam["critic"]) * 3 / 4 + adam["snapshots"] * 2 / 3
     wide = host(load(MINIATURE, ["sampler.dtype=bfloat16"])).terms
     assert adam["sampler caches"] == 2 * wide["sampler caches"] == 2 * 72 * 512 * 2 * 2 * 4 * 32 * 4
     remote = host(load(MINIATURE, ["sampler.engine=sglang", "sampler.urls=[http://a:1]"])).terms
