@@ -43,9 +43,10 @@ class Gated(LocalStore):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.open = threading.Event()
+        self.asked, self.open = threading.Event(), threading.Event()
 
     def put_tree(self, key: str, folder: Path) -> None:
+        self.asked.set()
         assert self.open.wait(10)
         super().put_tree(key, folder)
 
@@ -95,6 +96,7 @@ def test_the_next_step_runs_while_a_commit_is_written_and_does_not_change_it(tmp
     with Commits(job, "rl", first=0, total=2) as commits:
         commits.commit(0, cast(Trainer, trainer), {"loss": 1.0})
         trainer.numbers += 1
+        assert store.asked.wait(10)
         assert job.committed("rl") == [], "no record before the state is on disk"
         store.open.set()
         commits.wait()
