@@ -6,24 +6,32 @@ import atexit
 import functools
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from components.tracking import Tracker
+from components.cluster import REPOSITORY
 from tasks.site import Site
 from tasks.stack import ports, settings
 from tasks.stack.provision import provision
 from tasks.stack.supervisor import Stack
 
+beside = ThreadPoolExecutor(1, "services")
+"""What takes long and is needed later is begun here: most tests leave one core idle."""
+
 
 @functools.cache
 def home() -> Path:
     """A state directory of the session, with a path short enough for Ray's sockets."""
-    return Path(tempfile.mkdtemp(prefix="lst-"))
+    made = Path(tempfile.mkdtemp(prefix="lst-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
 
 
 def site(**changes: object) -> Site:
@@ -42,8 +50,7 @@ def site(**changes: object) -> Site:
 def stack() -> Stack:
     """The session's stack."""
     made = Stack(site(), lambda line: None)
-    atexit.register(shutil.rmtree, home(), ignore_errors=True)
-    atexit.register(made.down)  # Runs first.
+    atexit.register(made.down)  # Runs before the folder is removed.
     return made
 
 
@@ -58,20 +65,46 @@ def token() -> str:
     return site().ray_token.read_text()
 
 
+def database(at: Path) -> str:
+    """URI of a new MLflow database, a copy of the session's empty one: making one takes seconds."""
+    at.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(_empty_database(), at)
+    return f"sqlite:///{at}"
+
+
 @functools.cache
+def _empty_database() -> Path:
+    made, files = home() / "mlflow" / "empty.db", home() / "mlflow" / "artifacts"
+    uri = f"sqlite:///{made}"
+    script = f"import pathlib; from components.tracking import Tracker; Tracker({uri!r}, pathlib.Path({str(files)!r}))"
+    subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=True)
+    return made
+
+
 def ui() -> Mapping[str, str]:
     """What `make ui` starts, without MLflow's server and with fake stages; gives what a terminal beside it exports."""
-    stack().up(["prefect", "ray"], pin=True)
-    values = settings.environment(site())
-    with temporary_settings({PREFECT_API_URL: values["PREFECT_API_URL"]}):
-        provision(values)
-    Tracker(site().tracking_uri, home() / "mlflow" / "artifacts")  # Makes the database, as the server would.
-    worker()
-    return {**os.environ, **values}
+    return begin_ui().result()
+
+
+@functools.cache
+def begin_ui() -> Future[Mapping[str, str]]:
+    """Starts it beside whatever the caller does next."""
+    stack()
+    return beside.submit(_start_ui)
 
 
 def worker() -> int:
     """The pid of a worker; a new one when the last was killed."""
-    with pytest.MonkeyPatch.context() as patch:  # The worker inherits it, and flows the worker's.
-        patch.setenv("MLFLOW_TRACKING_URI", site().tracking_uri)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)  # Flows use the database in the worker's home then.
         return int(stack().up(["worker"], pin=True).services["worker"]["pid"])
+
+
+def _start_ui() -> Mapping[str, str]:
+    stack().up(["prefect", "ray"], pin=True)
+    values = settings.environment(site())
+    with temporary_settings({PREFECT_API_URL: values["PREFECT_API_URL"]}):
+        provision(values)
+    database(home() / "mlflow" / "mlflow.db")  # As the server would.
+    worker()
+    return {**os.environ, **values}

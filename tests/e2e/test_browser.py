@@ -27,7 +27,7 @@ from tasks.defaults import MINIATURE
 from tests import services
 from tests.flows import abandoned
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
 needs_browser = pytest.mark.skipif(
@@ -42,9 +42,8 @@ ASKED = load(ROOT / "configs" / "miniature.yaml", ["seed=7", "rl.legs=1"])
 
 @pytest.fixture(scope="module")
 def environment() -> Mapping[str, str]:
-    environment = services.ui()
-    abandoned.flow_run()  # It takes two minutes to come back, which these tests need not wait for.
-    return environment
+    abandoned.flow_run()  # It takes a worker, which these tests need.
+    return services.ui()
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """A flow run whose worker is killed, with all its processes, in the middle of a Ray job.
 
-Two automations bring it back, after as much silence as tells a dead run from a busy machine: about 100 s. Whoever has
-the stack of `services.ui()` anyhow begins it, and `test_worker.py` looks at it when the session comes there.
+Two automations bring it back, after as much silence as tells a dead run from a busy machine: about 100 s. So it is
+begun with the session, and `test_worker.py` looks at it when the session comes there.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from uuid import UUID
 
 import psutil
@@ -22,9 +23,19 @@ CAMPAIGN = "abandoned-s1"
 HEARTBEAT = "prefect.flow-run.heartbeat"
 
 
-@functools.cache
 def flow_run() -> UUID:
     """The run of a curation that has lost its worker; there is a new worker, and the Ray job is held."""
+    return begin().result()
+
+
+@functools.cache
+def begin() -> Future[UUID]:
+    """Starts the stack and does it, beside whatever the caller does next."""
+    services.begin_ui()
+    return services.beside.submit(_abandon)
+
+
+def _abandon() -> UUID:
     services.home().joinpath(f"hold-{CAMPAIGN}").touch()
     config = load(REPOSITORY / "configs" / "miniature.yaml", ["name=abandoned"]).model_dump(mode="json")
     with SyncPrefectClient(api=services.ui()["PREFECT_API_URL"]) as client:

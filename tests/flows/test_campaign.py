@@ -30,7 +30,7 @@ class Campaign:
         self.folder = folder
         self.store = LocalStore(store or folder / "store")
         self._jobs = jobs
-        self.tracking = f"sqlite:///{folder}/mlflow.db"
+        self.tracking = services.database(folder / "mlflow.db")
         self._started: list[subprocess.Popen[str]] = []
         self._config = folder / "config.yaml"
         shutil.copy(ROOT / "configs" / "miniature.yaml", self._config)

@@ -1,18 +1,16 @@
-"""One MLflow database for the session: making one takes two seconds."""
+"""One MLflow database for the session."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from components.tracking import Run, Tracker
+from tests import services
 
 
 @pytest.fixture(scope="session")
 def tracker(tmp_path_factory: pytest.TempPathFactory) -> Tracker:
-    folder: Path = tmp_path_factory.mktemp("mlflow")
-    return Tracker(f"sqlite:///{folder}/mlflow.db", folder / "artifacts")
+    return Tracker(services.database(tmp_path_factory.mktemp("mlflow") / "mlflow.db"))
 
 
 @pytest.fixture
