@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -246,11 +247,24 @@ def _runtime(job: Job, course: Course, checkpoint: Path) -> Iterator[tuple[OpenS
         ray.init(address="auto", logging_level="warning")
         config = job.config.model_dump(mode="json")
         tasks = str(job.store.tree(job.inputs["pool"]) / course.tasks)
-        actor = start_actor(job.campaign, config, tasks, str(checkpoint), sampler.url, str(job.folder))
+        finished = job.folder / "finished" / _lineage(job, course)
+        actor = start_actor(job.campaign, config, tasks, str(checkpoint), sampler.url, str(job.folder), str(finished))
         try:
             yield sampler, actor
         finally:
             ray.kill(actor)
+
+
+def _lineage(job: Job, course: Course) -> str:
+    """Names the weights that a stage's steps have had since it began in this store.
+
+    Trials are known by campaign, step and task. What is left on this machine of a campaign of the same name, whose
+    store is gone, was drawn by other weights.
+    """
+    key = job.key(course.stage, "lineage.json")
+    if not job.store.exists(key):
+        job.store.put_json(key, {"id": uuid.uuid4().hex})
+    return str(job.store.get_json(key)["id"])
 
 
 @contextmanager

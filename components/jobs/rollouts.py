@@ -5,13 +5,17 @@ actor dies with the job that owns it, and its sandboxes die with the actor.
 
 Invariant: a batch folder is written whole before `generate` returns; every turn that its step drew is of `version`, and
 no turn is in flight. Trials that the step carries wait here for the next; when the actor dies, their tasks start anew.
+A trial that has ended is on disk before it counts, and the actor of the next attempt takes it from there.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +23,20 @@ import ray
 
 from components.config import CampaignConfig, validate
 from components.jobs.world import World, open_world
-from components.learning.batch import assemble
+from components.learning.batch import assemble, reward_of
 from components.pool import Cursor, Pool, Task
-from components.records import Sampling, Trial
-from components.rollout import Attempt, Barrier, Rollout, Unfinished, rollout_metrics, save_batch
+from components.records import Sample, Sampling, Trial
+from components.rollout import (
+    Attempt,
+    Barrier,
+    FinishedTrials,
+    Rollout,
+    Unfinished,
+    rollout_metrics,
+    save_batch,
+    trial_tokens,
+)
+from components.tito import stitch
 
 SPARE_SHARE = 0.5
 """Share of a batch that is drawn from the pool beyond what is launched, to replace tasks that keep faulting."""
@@ -32,7 +46,14 @@ class Rollouts:
     """Generates the batches of one leg, one after another. Made an actor by `start_actor`."""
 
     def __init__(
-        self, campaign: str, config: Mapping[str, Any], pool: str, checkpoint: str, sampler_url: str, state: str
+        self,
+        campaign: str,
+        config: Mapping[str, Any],
+        pool: str,
+        checkpoint: str,
+        sampler_url: str,
+        state: str,
+        finished: str,
     ) -> None:
         self._campaign = campaign
         self._config: CampaignConfig = validate(dict(config), "config of the leg")
@@ -43,6 +64,11 @@ class Rollouts:
         self._state = Path(state)
         self._stack = AsyncExitStack()  # for the life of the process, whose end also ends the sandboxes
         self._opened: tuple[Rollout[Task], World] | None = None
+        self._finished = FinishedTrials(Path(finished))
+        self._streams: dict[str, Sequence[Sample]] = {}
+        self._step = 0
+        self._reused = 0
+        """Trials of the step that an earlier attempt had finished."""
 
     async def generate(
         self,
@@ -62,18 +88,25 @@ class Rollouts:
             what this step passed over}
         """
         rollout, world = await self._open()
-        config = self._config.rollout
+        self._step, self._reused = step, 0
+        self._finished.forget_before(step - 1)
         at = Cursor(**cursor)
-        group = self._config.ppo.group_size
-        wanted = round((1 + config.oversample + SPARE_SHARE) * config.batch / group)
+        wanted = math.ceil((rollout.plan.limit + SPARE_SHARE * rollout.plan.batch) / rollout.plan.group)
         refs, _ = self._pool.draw(at, min(wanted, len(self._pool)))
         tasks = [self._load(ref.task_id) for ref in refs]
         owed = [Unfinished(**record) for record in unfinished]
         result = await rollout.step(step, version, tasks, [(self._load(trial.task_id), trial) for trial in owed])
         batch = assemble(
-            result.trials, world.tokenizer, self._config.reward, num_experts=self._config.model.num_experts
+            result.trials,
+            [self._streams.pop(trial.trial_id) for trial in result.trials],
+            world.tokenizer,
+            self._config.reward,
+            num_experts=self._config.model.num_experts,
         )
+        waiting = {trial.trial_id for trial in result.unfinished}
+        self._streams = {name: chunks for name, chunks in self._streams.items() if name in waiting}
         metrics = rollout_metrics(result.trials, batch.trial_rewards, result.ledger, seconds=result.seconds)
+        metrics["rollout/reused"] = float(self._reused)
         save_batch(Path(folder), result.trials, batch.samples, batch.trial_rewards, result.ledger)
         _, after = self._pool.draw(at, min(result.consumed, len(self._pool)))
         return {
@@ -86,20 +119,32 @@ class Rollouts:
         if self._opened is None:
             config, barrier = self._config, Barrier()
             world = await self._stack.enter_async_context(open_world(config, self._checkpoint, self._url, self._state))
-
-            async def run(attempt: Attempt[Task]) -> Trial:
-                sampling = Sampling(temperature=config.rollout.temperature)
-                return await world.run(attempt, sampling, capture=True, barrier=barrier)
-
             rollout = Rollout(
                 campaign=self._campaign,
                 config=config.rollout,
-                run_trial=run,
+                run_trial=partial(self._run, world, barrier),
                 barrier=barrier,
                 group=config.ppo.group_size,
+                finished=self._finished,
             )
             self._opened = rollout, world
         return self._opened
+
+    async def _run(self, world: World, barrier: Barrier, attempt: Attempt[Task]) -> Trial:
+        """A trial from disk, where an attempt before this one has finished it, or run."""
+        if (finished := self._finished.get(attempt.trial_id)) is not None:
+            attempt.progress.turns, attempt.progress.tokens = len(finished.trial.turns), trial_tokens(finished.trial)
+            self._streams[attempt.trial_id] = finished.samples
+            self._reused += 1
+            return finished.trial
+        sampling = Sampling(temperature=self._config.rollout.temperature)
+        trial = await world.run(attempt, sampling, capture=True, barrier=barrier)
+        if trial.fault is None:
+            chunks = stitch(trial.turns, world.tokenizer, trial_id=trial.trial_id)
+            reward = reward_of(trial, self._config.reward)
+            await asyncio.to_thread(self._finished.put, self._step, trial, chunks, reward)
+            self._streams[trial.trial_id] = chunks
+        return trial
 
     def _load(self, task_id: str) -> Task:
         if task_id not in self._tasks:

@@ -15,7 +15,7 @@ from components.errors import DriftError
 from components.records import Reward, Sample, Trial
 from components.reward import dense_reward
 from components.routing import bytes_per_token
-from components.tito import Tokenizer, audit, stitch
+from components.tito import Tokenizer, audit
 
 BOUNDARIES = ("strict", "normalized", "retokenized", "split")
 
@@ -37,8 +37,18 @@ class Assembled:
     metrics: dict[str, float]
 
 
-def assemble(trials: Sequence[Trial], tokenizer: Tokenizer, config: RewardConfig, *, num_experts: int) -> Assembled:
-    """Stitches, audits and grades every trial. Every trial must carry a report.
+def assemble(
+    trials: Sequence[Trial],
+    streams: Sequence[Sequence[Sample]],
+    tokenizer: Tokenizer,
+    config: RewardConfig,
+    *,
+    num_experts: int,
+) -> Assembled:
+    """Audits and grades every trial. Every trial must carry a report.
+
+    Args:
+        streams: one a trial: its chunks, as `components.tito.stitch` made them.
 
     Raises:
         DriftError: a loss position holds an id that was not sampled there.
@@ -48,9 +58,8 @@ def assemble(trials: Sequence[Trial], tokenizer: Tokenizer, config: RewardConfig
     rewards: list[Reward] = []
     boundaries: Counter[str] = Counter()
     found: Counter[str] = Counter()
-    for trial in trials:
+    for trial, chunks in zip(trials, streams, strict=True):
         reward = reward_of(trial, config)
-        chunks = stitch(trial.turns, tokenizer, trial_id=trial.trial_id)
         report = audit(trial.turns, chunks, tokenizer)
         if not report.clean:
             raise DriftError(f"trial {trial.trial_id}: what is trained is not what was sampled: {report}")

@@ -2,6 +2,7 @@
 
 from components.rollout.barrier import Barrier, BehindBarrier
 from components.rollout.carryover import Return, Unfinished, returns
+from components.rollout.finished import Finished, FinishedTrials
 from components.rollout.ledger import Ledger, LedgerRow, Origin, Outcome
 from components.rollout.metrics import rollout_metrics, trial_tokens
 from components.rollout.scheduler import Finish, FinishReason, Launch, Plan, StepScheduler, Tail, Wait
@@ -14,6 +15,8 @@ __all__ = [
     "BehindBarrier",
     "Finish",
     "FinishReason",
+    "Finished",
+    "FinishedTrials",
     "Launch",
     "Ledger",
     "LedgerRow",

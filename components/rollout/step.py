@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
@@ -107,7 +107,8 @@ class Rollout(Generic[T]):
     """The rollouts of a leg. What one step carries lives here until the next. Use within one event loop.
 
     Args:
-        barrier: what `run_trial` passes before every turn. Only a tail that is carried needs one.
+        barrier: what `run_trial` passes before every turn.
+        finished: ids of trials that `run_trial` gives without running them: an earlier attempt at their step did.
     """
 
     def __init__(
@@ -118,11 +119,13 @@ class Rollout(Generic[T]):
         run_trial: RunTrial[T],
         barrier: Barrier,
         group: int = 1,
+        finished: Container[str] = (),
     ) -> None:
         self.campaign = campaign
         self.config = config
         self.plan = plan_of(config, group)
         self.run_trial = run_trial
+        self.finished = finished
         self._barrier = barrier
         self._carried: dict[str, _Running[T]] = {}
 
@@ -182,7 +185,7 @@ class _Step(Generic[T]):
         self._step = step
         self._tasks = tasks
         self._earlier = _occurrences(tasks)
-        self._streaks = {item.launch.task: item.trial.streak for item in back}
+        self._back = {item.launch.task: item.trial for item in back}
         self._running: dict[asyncio.Task[Trial], _Running[T]] = {}
         self._ended: deque[asyncio.Task[Trial]] = deque()
         self._event = asyncio.Event()
@@ -249,8 +252,11 @@ class _Step(Generic[T]):
         task, plan = self._tasks[launch.task], self._rollout.plan
         number = (self._earlier[launch.task] * plan.group + launch.member) * plan.max_attempts + launch.attempt
         name = trial_id(self._rollout.campaign, self._step, task.ref.task_id, number)
-        streak = self._streaks.get(launch.task, 0)
-        origin = Origin.DRAWN if launch.task not in self._streaks else Origin.RETURNED
+        before = self._back.get(launch.task)
+        if before is not None and before.trial_id is not None and before.trial_id in self._rollout.finished:
+            name = before.trial_id
+        streak = 0 if before is None else before.streak
+        origin = Origin.DRAWN if before is None else Origin.RETURNED
         if launch.attempt > 1:
             origin = Origin.RELAUNCHED
         attempt = Attempt(task, name, number)
@@ -337,9 +343,9 @@ class _Step(Generic[T]):
 
     def _anew(self, launch: Launch) -> Unfinished:
         """A place of a task's group that this step passes over."""
-        return Unfinished(
-            self._tasks[launch.task].ref.task_id, None, launch.member, self._streaks.get(launch.task, 0) + 1
-        )
+        before = self._back.get(launch.task)
+        streak = 0 if before is None else before.streak
+        return Unfinished(self._tasks[launch.task].ref.task_id, None, launch.member, streak + 1)
 
     def _end(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -119,7 +120,16 @@ def _kill_after_two_commits(campaign: SmallCampaign, within_s: float = 300.0) ->
         "last": max(int(key.split("/")[-2]) for key in steps if key.endswith("/record.json")),
         "records": {step: campaign.record(step) for step in (0, 1)},
         "batches": {key: (store / key).resolve().name for key in keys},
+        "finished": _finished(campaign),
     }
+
+
+def _finished(campaign: SmallCampaign) -> dict[int, set[str]]:
+    """Trials that the leg has on disk, by the step in which they ended."""
+    found: dict[int, set[str]] = {}
+    for place in Path(tempfile.gettempdir()).glob(f"longshell-*/{campaign.name}/rl-1/finished/*/[0-9]*/[!.]*"):
+        found.setdefault(int(place.parent.name), set()).add(place.name)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +172,15 @@ def test_a_step_that_is_taken_again_computes_what_the_uninterrupted_leg_computed
     assert f"step {leg['last']} was taken again: its figures are those of its record" in told
 
 
+def test_no_trial_that_had_ended_is_run_again(campaign: SmallCampaign, leg: dict[str, Any]) -> None:
+    for step, ended in leg["finished"].items():
+        if f"campaigns/{campaign.name}/rl/batches/{step:06d}" in leg["batches"]:
+            continue  # its batch was in the store
+        batch = load_batch(campaign.store.tree(f"campaigns/{campaign.name}/rl/batches/{step:06d}"))
+        assert ended <= {row.trial_id for row in batch.ledger.rows}
+        assert campaign.record(step)["metrics"]["rollout/reused"] >= len(ended)
+
+
 def test_no_batch_of_a_committed_step_is_generated_again(campaign: SmallCampaign, leg: dict[str, Any]) -> None:
     store = Path(campaign.store.url)
     assert len(leg["batches"]) >= 2
@@ -187,8 +206,8 @@ def test_a_chunk_has_one_version_and_only_what_was_carried_is_older_than_the_ste
 ) -> None:
     for step in range(4):
         batch = load_batch(campaign.store.tree(f"campaigns/{campaign.name}/rl/batches/{step:06d}"))
-        origins = {row.trial_id: row.origin for row in batch.ledger.rows}
-        drawn = [sample.weight_version for sample in batch.samples if origins[sample.trial_id] is not Origin.RESUMED]
+        new = {row.trial_id for row in batch.ledger.rows if row.origin in (Origin.DRAWN, Origin.RELAUNCHED)}
+        drawn = [sample.weight_version for sample in batch.samples if sample.trial_id in new]
         assert set(drawn) <= {max(step - 1, 0)}
         assert all(sample.weight_version <= max(step - 1, 0) for sample in batch.samples)
         assert len(batch.trials) == campaign.config.rollout.batch

@@ -11,6 +11,7 @@ import components.learning.batch as batch
 from components.config import RewardConfig
 from components.errors import DriftError, FaultCause, InfraFault, StopReason
 from components.records import AssertionOutcome, Sample, TaskRef, Trial, Turn, VerifierReport
+from components.tito import stitch
 
 TASK = TaskRef(
     "pool", "task", "d", "files", assertion_ids=("a", "b", "c"), fail_to_pass=("a", "b"), pass_to_pass=("c",)
@@ -50,8 +51,13 @@ def _trial(name: str, passed: str, *, fault: InfraFault | None = None, answers: 
     return Trial(name, TASK, _turns(answers), StopReason.COMPLETED, report, fault)
 
 
+def _assemble(*trials: Trial) -> batch.Assembled:
+    streams = [stitch(trial.turns, Letters(), trial_id=trial.trial_id) for trial in trials]
+    return batch.assemble(trials, streams, Letters(), CONFIG, num_experts=8)
+
+
 def test_each_trial_becomes_its_stream_with_its_own_reward() -> None:
-    made = batch.assemble([_trial("x", "abc"), _trial("y", "ac")], Letters(), CONFIG, num_experts=8)
+    made = _assemble(_trial("x", "abc"), _trial("y", "ac"))
     assert [sample.trial_id for sample in made.samples] == ["x", "y"]
     assert made.sample_rewards == (2 / 20, 1 / 20)
     assert [reward.outcome for reward in made.trial_rewards] == [True, False]
@@ -64,20 +70,17 @@ def test_each_trial_becomes_its_stream_with_its_own_reward() -> None:
     assert made.metrics["r3/bytes_per_token"] == 2
 
 
-def test_a_stream_that_trains_what_was_not_sampled_stops_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forge(turns: Sequence[Turn], tokenizer: Letters, *, trial_id: str) -> list[Sample]:
-        (sample,) = stitch(turns, tokenizer, trial_id=trial_id)
-        tokens = sample.tokens.copy()
-        tokens[np.flatnonzero(sample.loss_mask)[1]] += 1
-        return [Sample(tokens, sample.loss_mask, sample.logprobs, sample.routing, trial_id, weight_version=3)]
-
-    stitch = batch.stitch
-    monkeypatch.setattr(batch, "stitch", forge)
+def test_a_stream_that_trains_what_was_not_sampled_stops_everything() -> None:
+    trial = _trial("x", "abc")
+    (sample,) = stitch(trial.turns, Letters(), trial_id="x")
+    tokens = sample.tokens.copy()
+    tokens[np.flatnonzero(sample.loss_mask)[1]] += 1
+    forged = Sample(tokens, sample.loss_mask, sample.logprobs, sample.routing, "x", weight_version=3)
     with pytest.raises(DriftError, match="trial x"):
-        batch.assemble([_trial("x", "abc")], Letters(), CONFIG, num_experts=8)
+        batch.assemble([trial], [[forged]], Letters(), CONFIG, num_experts=8)
 
 
 def test_a_trial_without_a_verdict_earns_no_reward_not_zero() -> None:
     fault = InfraFault(FaultCause.SANDBOX, "gone")
     with pytest.raises(ValueError, match="no reward, not zero"):
-        batch.assemble([_trial("x", "", fault=fault)], Letters(), CONFIG, num_experts=8)
+        _assemble(_trial("x", "", fault=fault))

@@ -70,9 +70,8 @@ def test_every_chunk_of_a_trial_has_the_whole_reward_not_a_share_of_it():
     report = VerifierReport({"a": AssertionOutcome.PASSED, "b": AssertionOutcome.PASSED}, True, "test")
     task = TaskRef("pool", "task", "digest", "files", assertion_ids=("a", "b"), fail_to_pass=("a", "b"))
     turns = (turn("p:", "a"), turn("q:", "b"), turn("r:", "c"))
-    made = assemble(
-        [Trial("t", task, turns, StopReason.COMPLETED, report, None)], Letters(), RewardConfig(), num_experts=8
-    )
+    trial = Trial("t", task, turns, StopReason.COMPLETED, report, None)
+    made = assemble([trial], [stitch(turns, Letters())], Letters(), RewardConfig(), num_experts=8)
     assert made.sample_rewards == (0.1, 0.1, 0.1)
 
 

@@ -1,0 +1,118 @@
+"""Trials that ended before their step did are not run again."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from components.errors import StoreError
+from components.rollout import Barrier, FinishedTrials, Origin, Outcome, Rollout, Unfinished
+from tests.rollout.parts import config, graded, reward, sample_of, tasks
+
+
+def keep(finished, step, trial):
+    finished.put(step, trial, [sample_of(trial)], reward())
+
+
+def test_a_kept_trial_is_found_again_whole(tmp_path):
+    (task,) = tasks(1)
+    trial = graded("t1", task.ref, count=3)
+    keep(FinishedTrials(tmp_path), 7, trial)
+    again = FinishedTrials(tmp_path).get("t1")
+    assert (again.trial.task, again.trial.report, len(again.trial.turns)) == (task.ref, trial.report, 3)
+    assert np.array_equal(again.samples[0].routing, sample_of(trial).routing)
+    assert "t1" in FinishedTrials(tmp_path)
+    assert "t2" not in FinishedTrials(tmp_path)
+    assert FinishedTrials(tmp_path).get("t2") is None
+
+
+def test_a_trial_is_kept_once(tmp_path):
+    trial = graded("t1", tasks(1)[0].ref)
+    finished = FinishedTrials(tmp_path)
+    keep(finished, 7, trial)
+    with pytest.raises(StoreError, match="never changes"):
+        keep(finished, 7, trial)
+
+
+def test_a_damaged_trial_is_told_of_and_runs_again(tmp_path, caplog):
+    trial = graded("t1", tasks(1)[0].ref)
+    finished = FinishedTrials(tmp_path)
+    keep(finished, 7, trial)
+    next(tmp_path.glob("*/t1/arrays.safetensors")).write_bytes(b"short")
+    assert finished.get("t1") is None
+    assert "runs again" in caplog.text
+    keep(finished, 7, trial)
+    assert finished.get("t1") is not None
+
+
+def test_trials_of_earlier_steps_are_forgotten(tmp_path):
+    first, second = (task.ref for task in tasks(2))
+    finished = FinishedTrials(tmp_path)
+    keep(finished, 7, graded("t1", first))
+    keep(finished, 8, graded("t2", second))
+    finished.forget_before(8)
+    assert finished.get("t1") is None
+    assert finished.get("t2") is not None
+
+
+def test_a_writer_killed_anywhere_leaves_whole_trials_only(tmp_path):
+    refs = [task.ref for task in tasks(400)]
+    child = os.fork()
+    if child == 0:
+        finished = FinishedTrials(tmp_path)
+        for number, ref in enumerate(refs):
+            keep(finished, 0, graded(f"t{number}", ref))
+        os._exit(0)
+    time.sleep(0.15)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    finished = FinishedTrials(tmp_path)
+    found = [number for number in range(400) if f"t{number}" in finished]
+    assert found == list(range(len(found)))
+    assert all(finished.get(f"t{number}") is not None for number in found)
+
+
+async def test_a_step_that_is_tried_again_takes_what_had_ended_and_runs_the_rest(tmp_path):
+    finished, ran = FinishedTrials(tmp_path), []
+
+    async def run(attempt):
+        if (kept := finished.get(attempt.trial_id)) is not None:
+            return kept.trial
+        ran.append(attempt.trial_id)
+        if len(ran) == 4:
+            raise ZeroDivisionError("stands for a kill")
+        trial = graded(attempt.trial_id, attempt.task.ref)
+        keep(finished, 0, trial)
+        return trial
+
+    def rollout():
+        settings = config(batch=6, oversample=0, concurrency=1)
+        return Rollout(campaign="c", config=settings, run_trial=run, barrier=Barrier(), finished=finished)
+
+    with pytest.raises(ZeroDivisionError):
+        await rollout().step(0, 0, tasks(8))
+    before, ran[:] = ran[:3], []
+    result = await rollout().step(0, 0, tasks(8))
+    assert not set(ran) & set(before)
+    assert len(ran) == 3
+    assert {trial.trial_id for trial in result.trials} == {*ran, *before}
+
+
+async def test_a_trial_that_ended_in_the_tail_counts_in_the_next_step_also_of_another_process(tmp_path):
+    supply, finished = tasks(8), FinishedTrials(tmp_path)
+    keep(finished, 0, graded("ended", supply[0].ref))
+
+    async def run(attempt):
+        kept = finished.get(attempt.trial_id)
+        return graded(attempt.trial_id, attempt.task.ref) if kept is None else kept.trial
+
+    settings = config(batch=4, oversample=0, tail="carry")
+    rollout = Rollout(campaign="c", config=settings, run_trial=run, barrier=Barrier(), finished=finished)
+    returning = [(supply[0], Unfinished("files-0", "ended", 0, 1)), (supply[1], Unfinished("files-1", "lost", 0, 1))]
+    result = await rollout.step(1, 1, supply[2:], returning)
+    rows = {row.task_id: row for row in result.ledger.rows}
+    assert (rows["files-0"].trial_id, rows["files-0"].origin) == ("ended", Origin.RETURNED)
+    assert rows["files-1"].trial_id != "lost"
+    assert rows["files-0"].outcome is Outcome.ADMITTED
