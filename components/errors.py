@@ -29,6 +29,7 @@ class StopReason(StrEnum):
     AGENT_TIMEOUT = "agent_timeout"
     PARSE_FAILURES = "parse_failures"
     GAVE_UP = "gave_up"
+    COMPACTION_FAILED = "compaction_failed"
 
 
 class FaultCause(StrEnum):
@@ -124,6 +125,10 @@ class InfraFault(LongshellError, RuntimeError):
 
     def __str__(self) -> str:
         return f"{self.cause.value}: {self.detail}"
+
+
+class CompactionError(LongshellError, RuntimeError):
+    """The policy did not manage to rewrite its history. Ends its trial as `compaction_failed`, and is graded."""
 
 
 class DriftError(LongshellError, RuntimeError):

@@ -12,7 +12,7 @@ from components.config.ppo import (
     HlGaussConfig,
     PpoConfig,
 )
-from components.config.rollout import HarnessConfig, RewardConfig, RolloutConfig, SandboxConfig
+from components.config.rollout import CompactionConfig, HarnessConfig, RewardConfig, RolloutConfig, SandboxConfig
 from components.config.sampler import PublishConfig, SamplerConfig, SGLangConfig
 from components.config.training import CheckpointsConfig, OptimizerConfig, SupervisedConfig, TrainerConfig
 from components.config.world import DemonstrationConfig, HabitConfig, PoolConfig
@@ -21,6 +21,7 @@ __all__ = [
     "CampaignConfig",
     "CheckpointsConfig",
     "ClippedValueConfig",
+    "CompactionConfig",
     "CorrectionsConfig",
     "CriticConfig",
     "CriticWarmupConfig",

@@ -8,6 +8,29 @@ from pydantic import Field, model_validator
 
 from components.config.section import Section
 
+COMPACTION_TURNS = 3
+"""Turns that a compaction takes: summary, questions, answers."""
+
+
+class CompactionConfig(Section):
+    """How a history that nears the token wall is rewritten by the policy itself, in three calls (design 7)."""
+
+    proactive_threshold_tokens: int = Field(16_384, ge=1)
+    """A prompt that leaves at most this many tokens free up to the wall is not sent: its history is rewritten first."""
+    summary_max_tokens: int = Field(4_096, ge=1)
+    """The first call tells what was done; asked with the whole history in sight."""
+    questions_max_tokens: int = Field(1_024, ge=1)
+    """The second sees the task, the summary and the screen, and asks what the summary leaves open."""
+    answers_max_tokens: int = Field(4_096, ge=1)
+    """The third sees the whole history again, and answers."""
+    margin_tokens: int = Field(1_024, ge=0)
+    """For the words of the requests, among them the questions encoded anew."""
+
+    @property
+    def reserved_tokens(self) -> int:
+        """What the three calls need beyond the history: ordinary answers leave that much free."""
+        return self.summary_max_tokens + self.questions_max_tokens + self.answers_max_tokens + self.margin_tokens
+
 
 class HarnessConfig(Section):
     """The Terminus-2-compatible loop (design 7)."""
@@ -34,12 +57,37 @@ class HarnessConfig(Section):
     """Whether the terminal shows typed keystrokes, as a real one does."""
     columns: int = Field(160, ge=20)
     rows: int = Field(40, ge=5)
+    compaction: CompactionConfig | None = None
+    """None: a trajectory ends at the wall, as token_limit."""
 
     @model_validator(mode="after")
     def _fits(self) -> HarnessConfig:
+        problems = []
         if self.max_turn_tokens >= self.max_context_tokens:
-            raise ValueError("max_turn_tokens leaves no room for a prompt within max_context_tokens")
+            problems.append("max_turn_tokens leaves no room for a prompt within max_context_tokens")
+        if self.compaction is not None:
+            problems += self._compaction_problems(self.compaction)
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
+
+    def _compaction_problems(self, compaction: CompactionConfig) -> list[str]:
+        """Whether a summary always fits into what is free, and what it leaves fits the wall."""
+        reserved, threshold = compaction.reserved_tokens, compaction.proactive_threshold_tokens
+        problems = []
+        if threshold < reserved:
+            problems.append(
+                f"compaction.proactive_threshold_tokens {threshold} is less than summary, questions, answers and "
+                f"margin need ({reserved}): a summary could be asked for where none fits"
+            )
+        if reserved + threshold >= self.max_context_tokens:
+            problems.append(
+                f"compaction: a rewritten history of up to {reserved} tokens leaves less than "
+                f"proactive_threshold_tokens {threshold} free of max_context_tokens {self.max_context_tokens}"
+            )
+        if self.max_turns <= COMPACTION_TURNS:
+            problems.append(f"compaction takes {COMPACTION_TURNS} turns, max_turns is {self.max_turns}")
+        return problems
 
 
 class SandboxConfig(Section):

@@ -1,8 +1,10 @@
 """The agent's side of a trial: draw, read, type, look (Terminus-2's contract, on token ids).
 
 Invariants:
-- every prompt is the one before, the answer as it was drawn, and a suffix (`components.gateway.Trajectory`);
-- no request exceeds the token wall: prompt + answer ≤ max_context_tokens;
+- every prompt is the one before, the answer as it was drawn, and a suffix (`components.gateway.Trajectory`), until
+  the history is rewritten (`components.harness.compaction`), where a conversation of its own begins;
+- no request exceeds the token wall: prompt + answer ≤ max_context_tokens. Where histories are rewritten, ordinary
+  answers leave free what that takes;
 - an answer that cannot be read, or was cut, executes nothing and the policy is told why;
 - the loop ends with a StopReason, or with an InfraFault raised by what it stands on.
 """
@@ -15,8 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from components.config import HarnessConfig
-from components.errors import StopReason
+from components.config.rollout import COMPACTION_TURNS
+from components.errors import CompactionError, StopReason
 from components.gateway import Answer, Prompt, Trajectory, user
+from components.harness.compaction import Compaction
 from components.harness.observation import limit_output
 from components.harness.parse import Command, ParsedTurn, parse_response
 from components.harness.prompt import Wording
@@ -40,6 +44,8 @@ class Tally:
     parse_failures: int = 0
     warnings: int = 0
     completion_claims: int = 0
+    compactions_attempted: int = 0
+    compactions_succeeded: int = 0
 
 
 @dataclass(slots=True)
@@ -58,7 +64,11 @@ class Clock:
 
 
 class AgentLoop:
-    """One run of one policy at one terminal. `trajectory`, `tally` and `progress` are current at every await."""
+    """One run of one policy at one terminal. `trajectory`, `tally` and `progress` are current at every await.
+
+    Attributes:
+        compaction_failure: why a history could not be rewritten; None while none failed.
+    """
 
     def __init__(
         self,
@@ -72,6 +82,7 @@ class AgentLoop:
     ) -> None:
         self.trajectory = trajectory
         self.tally = Tally()
+        self.compaction_failure: str | None = None
         self._terminal = terminal
         self._wording = wording
         self._config = config
@@ -83,11 +94,19 @@ class AgentLoop:
         """Plays until something ends it."""
         with self._clock.phase("execute"):
             text = self._wording.opening(instruction, await self._first_screen())
+        compaction = self._compaction(instruction, text)
         answer: Answer | None = None
         failures, claimed = 0, False
         while True:
             prompt = self.trajectory.follow(answer, [user(text)])
             room = self._config.max_context_tokens - len(prompt)
+            if compaction is not None and answer is not None and self._turns_left > COMPACTION_TURNS:
+                if compaction.is_due(prompt):
+                    rewritten = await self._rewrite(compaction, answer)
+                    if rewritten is None:
+                        return StopReason.COMPACTION_FAILED
+                    prompt = rewritten
+                room = self._config.max_context_tokens - len(prompt) - compaction.config.reserved_tokens
             if room < 1:
                 return StopReason.TOKEN_LIMIT
             answer = await self._draw(prompt, min(room, self._config.max_turn_tokens))
@@ -108,8 +127,38 @@ class AgentLoop:
                     return StopReason.COMPLETED
                 claimed = parsed.task_complete
                 text = await self._look(parsed)
-            if self._progress.turns >= self._config.max_turns:
+            if self._turns_left <= 0:
                 return StopReason.TURN_LIMIT
+
+    @property
+    def _turns_left(self) -> int:
+        return self._config.max_turns - self._progress.turns
+
+    def _compaction(self, instruction: str, opening: str) -> Compaction | None:
+        if self._config.compaction is None:
+            return None
+        return Compaction(
+            config=self._config.compaction,
+            trajectory=self.trajectory,
+            wording=self._wording,
+            draw=self._draw,
+            wall=self._config.max_context_tokens,
+            instruction=instruction,
+            opening=opening,
+        )
+
+    async def _rewrite(self, compaction: Compaction, answer: Answer) -> Prompt | None:
+        """The prompt of a rewritten history. What was to be said next is left out: the screen stands in its place."""
+        self.tally.compactions_attempted += 1
+        with self._clock.phase("execute"):
+            screen = await self._terminal.screen()
+        try:
+            prompt = await compaction.rewrite(answer, screen)
+        except CompactionError as error:
+            self.compaction_failure = str(error)
+            return None
+        self.tally.compactions_succeeded += 1
+        return prompt
 
     async def _first_screen(self) -> str:
         await self._terminal.settle(self._config.max_command_s, at_prompt=True)

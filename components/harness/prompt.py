@@ -41,6 +41,40 @@ Task:
 Terminal:
 {terminal}"""
 
+SUMMARY = """\
+The conversation is about to become too long, and what came before will be taken out of your sight. Put down, in plain
+text and not as JSON, everything that is needed to finish the task without it:
+
+- what you ran that mattered, and what came of it;
+- what you found out: paths, settings, versions, the wording of errors;
+- what went wrong, and what you did about it;
+- how things stand now, and what is still to be done."""
+
+QUESTIONS = """\
+You take over a task in a Linux terminal that is partly done. All you have is below. Before you go on, ask whoever
+worked on it what you have to know and cannot read here: at least five questions, in plain text. You can ask only once.
+
+Task:
+{instruction}
+
+What was put down about the work so far:
+{summary}
+
+Terminal:
+{screen}"""
+
+ANSWERS = """\
+Whoever goes on with the task has read what you put down and asks the following. Answer every question, in plain text,
+as exactly as you can."""
+
+HANDOFF = """\
+The answers to your questions:
+
+{answers}
+
+Go on with the task from here, in the form that was described at the beginning: one JSON object an answer. You cannot
+ask again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wording:
@@ -94,6 +128,30 @@ class Wording:
             + "You said that the task is complete. It will be graded as it stands and you cannot change it afterwards. "
             + 'If it is complete, answer with "task_complete": true once more; otherwise go on working.'
         )
+
+    def summary(self, instruction: str) -> str:
+        """First call of a compaction: what was done."""
+        if self.style == "terse":
+            return "summary? "
+        return SUMMARY
+
+    def questions(self, instruction: str, summary: str, screen: str) -> str:
+        """Second call, to one who has seen nothing of it: what does the summary leave open?"""
+        if self.style == "terse":
+            return f"{instruction.strip()}\n{summary.strip()}\n{screen}\nquestions? "
+        return QUESTIONS.format(instruction=instruction.strip(), summary=summary.strip(), screen=screen)
+
+    def answers(self, questions: str) -> str:
+        """Third call, to the one who has seen it all."""
+        if self.style == "terse":
+            return f"{questions.strip()}\nanswers? "
+        return f"{ANSWERS}\n\n{questions.strip()}"
+
+    def handoff(self, answers: str) -> str:
+        """What the rewritten history ends with: from here the trial goes on."""
+        if self.style == "terse":
+            return f"{answers.strip()}\n$ "
+        return HANDOFF.format(answers=answers.strip())
 
     def _warned(self, warnings: tuple[str, ...]) -> str:
         return f"About your last answer: {'; '.join(warnings)}.\n" if warnings else ""

@@ -121,7 +121,9 @@ class _Run:
             return await verify_result(box, self._task, timeout_s=deadlines.verifier_s, workdir=workdir)
 
     def ended(self, trial_id: str, report: VerifierReport | None, fault: InfraFault | None) -> Trial:
-        tally = {} if self._loop is None else asdict(self._loop.tally)
+        tally: dict[str, Any] = {} if self._loop is None else asdict(self._loop.tally)
+        if self._loop is not None and self._loop.compaction_failure is not None:
+            tally["compaction_failure"] = self._loop.compaction_failure
         return Trial(
             trial_id=trial_id,
             task=self._task.ref,

@@ -38,12 +38,22 @@ def rollout_metrics(
             "rollout/tokens_mean": float(tokens_B.mean()),
             "rollout/parse_failures": float(sum(trial.facts.get("parse_failures", 0) for trial in trials)),
         }
-    return metrics | _phases(trials)
+    return metrics | _compactions(trials) | _phases(trials)
 
 
 def trial_tokens(trial: Trial) -> int:
     """Length of the trial's last stream: the context it had grown to."""
     return len(trial.turns[-1].prompt_ids) + len(trial.turns[-1].completion_ids) if trial.turns else 0
+
+
+def _compactions(trials: Sequence[Trial]) -> dict[str, float]:
+    """Histories rewritten, tried and done; absent where no trial's agent counts them."""
+    found = {}
+    for name in ("compactions_attempted", "compactions_succeeded"):
+        counts = [trial.facts[name] for trial in trials if name in trial.facts]
+        if counts:
+            found[f"rollout/{name}"] = float(sum(counts))
+    return found
 
 
 def _phases(trials: Sequence[Trial]) -> dict[str, float]:

@@ -62,6 +62,7 @@ class FakeTerminal:
     reply: Callable[[str], str] = lambda keystrokes: f"<{keystrokes.strip()}>\n$ "
     alive: bool = True
     closed: bool = False
+    shown: str = "screen"
     _pending: str = "$ "
     _hanging: bool = False
 
@@ -81,6 +82,9 @@ class FakeTerminal:
     async def new_output(self) -> str:
         out, self._pending = self._pending, ""
         return out
+
+    async def screen(self) -> str:
+        return self.shown
 
     async def close(self) -> None:
         self.closed = True
@@ -126,6 +130,16 @@ class PlainTask:
 
     def sandbox_spec(self, config: Any) -> Any:
         return self.spec
+
+
+BUDGET = {
+    "proactive_threshold_tokens": 200,
+    "summary_max_tokens": 40,
+    "questions_max_tokens": 40,
+    "answers_max_tokens": 40,
+    "margin_tokens": 80,
+}
+"""Of compactions in bytes. The words of a request take some 40."""
 
 
 def terse(**changes: Any) -> HarnessConfig:

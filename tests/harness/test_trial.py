@@ -10,7 +10,7 @@ from components.config import SandboxConfig
 from components.errors import FaultCause, InfraFault, StopReason
 from components.harness import Progress, dismiss, run_trial
 from components.sandbox import ExecResult, SandboxSpec
-from tests.harness.parts import FakePolicy, FakeTerminal, PlainTask, answer, terse, trajectory
+from tests.harness.parts import BUDGET, FakePolicy, FakeTerminal, PlainTask, answer, terse, trajectory
 
 
 class FakeBox:
@@ -97,6 +97,7 @@ REASONS = {
     StopReason.AGENT_TIMEOUT: ([answer("hang")], {"agent_s": 0.05, "max_command_s": 30}),
     StopReason.PARSE_FAILURES: (["?"] * 3, {}),
     StopReason.GAVE_UP: ([answer("exit")], {}),
+    StopReason.COMPACTION_FAILED: ([answer("x" * 120)] * 3 + [""], {"max_context_tokens": 800, "compaction": BUDGET}),
 }
 
 

@@ -43,3 +43,17 @@ def test_a_mean_over_nothing_is_absent():
     assert not [
         name for name in metrics if name.endswith("_mean") or name.endswith("_passed") or name == "rollout/pass_rate"
     ]
+
+
+def test_compactions_are_summed_over_the_trials_that_count_them_and_absent_where_none_does():
+    (first, second) = tasks(2)
+    counted = {"compactions_attempted": 2, "compactions_succeeded": 1}
+    trials = [
+        Trial("a", first.ref, turns(1), StopReason.COMPLETED, report(True), None, facts=counted),
+        Trial("b", second.ref, turns(1), StopReason.COMPLETED, report(True), None),
+    ]
+    rewards = [reward(0.1), reward(0.1)]
+    both = rollout_metrics(trials, rewards, ledger_of(trials), seconds=1.0)
+    assert (both["rollout/compactions_attempted"], both["rollout/compactions_succeeded"]) == (2, 1)
+    none = rollout_metrics(trials[1:], rewards[1:], ledger_of(trials), seconds=1.0)
+    assert not [name for name in none if "compaction" in name and name.startswith("rollout/")]
