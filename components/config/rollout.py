@@ -45,6 +45,9 @@ class HarnessConfig(Section):
     """Consecutive answers that cannot be parsed before the trial ends as parse_failures."""
     confirm_completion: bool = True
     """Ask once more before a claim of completion ends the trial."""
+    new_output: Literal["history", "stream"] = "history"
+    """How new output is told. `history`: by comparing a terminal's buffer of 2,000 lines with what it was, as
+    Terminus-2; where that fails, the screen. `stream`: what programs wrote since, for models of few tokens."""
     observation_bytes: int = Field(10_000, ge=16)
     max_command_s: float = Field(60.0, gt=0)
     """Upper bound of one command's duration."""
@@ -65,6 +68,8 @@ class HarnessConfig(Section):
         problems = []
         if self.max_turn_tokens >= self.max_context_tokens:
             problems.append("max_turn_tokens leaves no room for a prompt within max_context_tokens")
+        if self.prompt_style == "terse" and self.new_output != "stream":
+            problems.append("prompt_style terse tells new output only: set new_output to stream")
         if self.compaction is not None:
             problems += self._compaction_problems(self.compaction)
         if problems:

@@ -21,7 +21,7 @@ from components.config.rollout import COMPACTION_TURNS
 from components.errors import CompactionError, StopReason
 from components.gateway import Answer, Prompt, Trajectory, user
 from components.harness.compaction import Compaction
-from components.harness.observation import limit_output
+from components.harness.observation import Lookout, as_text, limit_output
 from components.harness.parse import Command, ParsedTurn, parse_response
 from components.harness.prompt import Wording
 from components.sandbox import Terminal
@@ -89,6 +89,7 @@ class AgentLoop:
         self._progress = progress
         self._clock = clock
         self._last_keystrokes: tuple[str, ...] = ()
+        self._lookout = Lookout()
 
     async def run(self, instruction: str) -> StopReason:
         """Plays until something ends it."""
@@ -151,7 +152,7 @@ class AgentLoop:
         """The prompt of a rewritten history. What was to be said next is left out: the screen stands in its place."""
         self.tally.compactions_attempted += 1
         with self._clock.phase("execute"):
-            screen = await self._terminal.screen()
+            screen = await self._screen()
         try:
             prompt = await compaction.rewrite(answer, screen)
         except CompactionError as error:
@@ -208,6 +209,17 @@ class AgentLoop:
         tell = self._wording.confirm if parsed.task_complete else self._wording.observation
         return tell(output, parsed.warnings)
 
+    async def _screen(self) -> str:
+        if self._config.new_output == "stream":
+            return await self._terminal.screen()
+        return as_text((await self._terminal.capture())[-self._config.rows :])
+
     async def _output(self) -> str:
-        output = await self._terminal.new_output()
+        if self._config.new_output == "stream":
+            output = self._wording.new_output(await self._terminal.new_output())
+        else:
+            lines = await self._terminal.capture()
+            new = self._lookout.new(lines)
+            screen = as_text(lines[-self._config.rows :])
+            output = self._wording.screen(screen) if new is None else self._wording.new_output(new)
         return limit_output(output, self._config.observation_bytes, marker=self._wording.omission)

@@ -104,10 +104,20 @@ class Wording:
             observation_bytes=self.observation_bytes,
         )
 
+    def new_output(self, text: str) -> str:
+        """Output that is known to be new."""
+        if self.style == "terse":
+            return text
+        return "New output of the terminal:\n" + text.strip("\n")
+
+    def screen(self, text: str) -> str:
+        """The screen, where what is new on it cannot be told."""
+        return "The terminal's screen:\n" + text.rstrip("\n")
+
     def observation(self, output: str, warnings: tuple[str, ...] = ()) -> str:
         if self.style == "terse":
             return "".join(f"! {warning}\n" for warning in warnings) + output
-        return self._warned(warnings) + f"New output of the terminal:\n{output}"
+        return self._warned(warnings) + output
 
     def rejected(self, error: str, warnings: tuple[str, ...] = ()) -> str:
         """Tells that an answer could not be read. Nothing of it was executed."""
@@ -124,7 +134,7 @@ class Wording:
             return "".join(f"! {warning}\n" for warning in warnings) + f"{output}\ndone? "
         return (
             self._warned(warnings)
-            + f"The terminal now shows:\n{output}\n\n"
+            + f"{output}\n\n"
             + "You said that the task is complete. It will be graded as it stands and you cannot change it afterwards. "
             + 'If it is complete, answer with "task_complete": true once more; otherwise go on working.'
         )

@@ -137,6 +137,13 @@ class Terminal(Protocol):
         """Text since the last call without control sequences; a full-screen program's rendered screen."""
         ...
 
+    async def capture(self) -> tuple[str, ...]:
+        """What tmux would capture: at most 2,000 lines that have scrolled off, then every row of the screen.
+
+        Takes what `new_output` would tell; what that has told is not in a capture any more.
+        """
+        ...
+
     async def screen(self) -> str:
         """The rendered screen."""
         ...

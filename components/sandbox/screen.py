@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import inspect
 import re
+import unicodedata
 from collections.abc import Callable
 from typing import Any
 
 import pyte
+from wcwidth import wcwidth
 
 TAIL_BYTES = 1 << 15
 LONGEST_SEQUENCE = 256
@@ -29,6 +31,15 @@ ALTERNATE = re.compile(r"\x1b\[\?(?:1049|1047|47)([hl])")
 ADDRESSING = re.compile(r"\x1b\[\d*(?:;\d*)?[Hf]|\x1b\[\d*[Ad]|\x1bM")
 CLEAR = re.compile(rb"\x1b\[[23]J|\x1bc|\x1b\[\?(?:1049|1047|47)[hl]")
 UNPRINTABLE = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f]")
+UNDRAWN = re.compile(r"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
+
+
+def drawable(text: str) -> str:
+    """Without what terminals do not show and pyte stops at: it would leave out the rest of the run."""
+    text = UNDRAWN.sub("", text)
+    if text.isascii():
+        return text
+    return "".join(char for char in text if wcwidth(char) > 0 or char < " " or unicodedata.combining(char))
 
 
 def split_incomplete(data: bytes) -> tuple[bytes, bytes]:
@@ -129,7 +140,7 @@ def render(data: bytes, rows: int, columns: int) -> str:
     if not addresses_cursor(text):
         text = "\n".join(text.split("\n")[-rows:])  # no earlier line can show
     display = TolerantScreen(columns, rows)
-    pyte.Stream(display).feed(text)
+    pyte.Stream(display).feed(drawable(text))
     lines = [line.rstrip() for line in display.display]
     while lines and not lines[-1]:
         lines.pop()

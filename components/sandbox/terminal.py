@@ -17,6 +17,7 @@ import termios
 from components.errors import InfraFault
 from components.sandbox.capture import HeadTail
 from components.sandbox.channel import Reply
+from components.sandbox.pane import Pane
 from components.sandbox.screen import (
     TAIL_BYTES,
     addresses_cursor,
@@ -36,6 +37,8 @@ QUIET_S = 0.04
 SEND_PATIENCE_S = 5.0
 """A program that does not read its terminal must not hold the caller: what it does not take in this time is dropped."""
 PARTIAL_BYTES = 63
+DRAWN_AT_ONCE_BYTES = 1 << 14
+"""Drawing takes a second a megabyte: more than this is drawn beside the event loop."""
 TIOCGPTPEER = 0x5441
 INTERRUPTS = "\x03\x1a\x1c"
 
@@ -62,6 +65,7 @@ class PtyTerminal:
         self._rows, self._columns, self._echo = rows, columns, echo
         self._event = re.compile(rb"\x1b\]777;%s;[12]\x07|\x1b\[\?(?:1049|1047|47)([hl])" % key.encode())
         self._recent = HeadTail(KEPT_BYTES)
+        self._pane: Pane | None = None
         self._tail = bytearray()
         self._carry = b""
         self._partial = b""
@@ -255,6 +259,7 @@ class PtyTerminal:
     async def new_output(self) -> str:
         self._check()
         self._unseen = 0
+        self._pane = None
         complete, self._partial = split_incomplete(self._partial + self._recent.take())
         began_inside, self._was_alternate = self._was_alternate, self._alternate
         if self._alternate:
@@ -263,6 +268,18 @@ class PtyTerminal:
         if addresses_cursor(text):
             return await self.screen()
         return plain(text)
+
+    async def capture(self) -> tuple[str, ...]:
+        self._check()
+        self._unseen = 0
+        data = self._recent.take()
+        pane = self._pane = self._pane or Pane(self._rows, self._columns)
+        if len(data) > DRAWN_AT_ONCE_BYTES:
+            await asyncio.to_thread(pane.feed, data)
+        else:
+            pane.feed(data)
+        pane.show_alternate(self._alternate)
+        return pane.lines()
 
     async def screen(self) -> str:
         return render(bytes(self._tail), self._rows, self._columns)

@@ -64,6 +64,7 @@ class FakeTerminal:
     closed: bool = False
     shown: str = "screen"
     _pending: str = "$ "
+    _lines: str = ""
     _hanging: bool = False
 
     async def send(self, keystrokes: str) -> None:
@@ -82,6 +83,11 @@ class FakeTerminal:
     async def new_output(self) -> str:
         out, self._pending = self._pending, ""
         return out
+
+    async def capture(self) -> tuple[str, ...]:
+        self._lines += self._pending
+        self._pending = ""
+        return tuple([*self._lines.split("\n"), *[""] * 40][:40])
 
     async def screen(self) -> str:
         return self.shown
@@ -145,6 +151,7 @@ BUDGET = {
 def terse(**changes: Any) -> HarnessConfig:
     settings = {
         "prompt_style": "terse",
+        "new_output": "stream",
         "max_context_tokens": 4000,
         "max_turn_tokens": 500,
         "confirm_completion": False,

@@ -184,7 +184,7 @@ async def test_the_longshell_style_tells_the_whole_contract_of_a_compaction():
     assert running.tally.compactions_succeeded
     at = next(number for number, said in enumerate(policy.observations) if "taken out of your sight" in said)
     assert "Make {braces} work." in policy.observations[at + 1]
-    assert "{screen}" in policy.observations[at + 1]
+    assert "<xxx" in policy.observations[at + 1]
     assert "Answer every question" in policy.observations[at + 2]
     assert "Go on with the task from here" in policy.observations[at + 3]
     assert np.all(np.diff([len(prompt) for prompt in policy.prompts[: at + 1]]) > 0)

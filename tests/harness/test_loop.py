@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from components.errors import InfraFault, StopReason
 from components.harness import Progress, wording_for
@@ -182,3 +183,19 @@ async def test_the_whole_contract_is_explained_in_the_longshell_style():
     assert "None of it was executed" in rejected
     assert "text before the JSON object" in confirm
     assert '"task_complete": true once more' in confirm
+
+
+async def test_new_output_is_found_in_the_history_and_the_screen_stands_where_it_is_not():
+    policy = FakePolicy(answer("ls"), answer())
+    terminal = FakeTerminal()
+    running = loop(policy, terminal, prompt_style="longshell", new_output="history")
+    assert await running.run("do it") is StopReason.COMPLETED
+    opening, new, waited = policy.observations
+    assert opening.endswith("Terminal:\nThe terminal's screen:\n$ ")
+    assert new == "New output of the terminal:\n$ <ls>\n$ "
+    assert waited == "New output of the terminal:\n$ "
+
+
+def test_few_words_go_with_new_output_alone():
+    with pytest.raises(ValidationError, match="set new_output to stream"):
+        terse(new_output="history")

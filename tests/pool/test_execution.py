@@ -19,8 +19,8 @@ from components.tito import BpeTokenizer
 
 LIMITS = SandboxConfig(memory_mb=128, disk_mb=32, pids=64)
 TERSE = HarnessConfig(
-    prompt_style="terse", max_turns=12, max_context_tokens=512, max_turn_tokens=64, confirm_completion=False,
-    observation_bytes=120, max_command_s=2, echo=False,
+    prompt_style="terse", new_output="stream", max_turns=12, max_context_tokens=512, max_turn_tokens=64,
+    confirm_completion=False, observation_bytes=120, max_command_s=2, echo=False,
 )  # fmt: skip
 HABIT = HabitConfig(blind_error_rate=1.0, other_error_rate=1.0, early_stop_rate=0.0)
 SINGLE = PoolConfig(max_subtasks=1)

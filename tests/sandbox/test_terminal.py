@@ -194,3 +194,49 @@ async def test_the_screen_shows_the_last_lines(box: Sandbox) -> None:
 async def test_the_shell_has_a_real_controlling_terminal(box: Sandbox) -> None:
     terminal = await opened(box)
     assert await typed(terminal, "tty; stty size; echo ok > /dev/tty\n") == "/dev/pts/0\n24 80\nok\n$ "
+
+
+async def test_a_capture_holds_two_thousand_lines_and_the_screen(box: Sandbox) -> None:
+    terminal = await box.terminal(rows=24, columns=80, echo=True, prompt="$ ")
+    assert await terminal.capture() == ("$", *[""] * 23)
+    await terminal.send("seq 1 500\n")
+    assert await terminal.settle(15, at_prompt=True)
+    assert await terminal.capture() == ("$ seq 1 500", *map(str, range(1, 501)), "$")
+    await terminal.send("seq 1 9000\n")
+    assert await terminal.settle(15, at_prompt=True)
+    lines = await terminal.capture()
+    assert 1800 <= len(lines) - 24 <= 2000
+    assert lines[-3:] == ("8999", "9000", "$")
+
+
+async def test_a_paste_larger_than_the_tty_s_buffer_arrives_whole(box: Sandbox) -> None:
+    terminal = await opened(box)
+    text = "".join(f"{number:05d} {'x' * 90}\n" for number in range(600))
+    assert (await typed(terminal, f"cat > pasted <<'EOF'\n{text}EOF\n")).endswith("$ ")
+    assert await box.get("/app/pasted") == text.encode()
+
+
+async def test_what_a_hung_program_does_not_read_is_dropped_and_it_can_still_be_interrupted(
+    box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("components.sandbox.terminal.SEND_PATIENCE_S", 0.2)
+    terminal = await opened(box)
+    await terminal.send("stty raw; sleep 60; stty sane\n")
+    assert not await terminal.settle(0.3, at_prompt=True)
+    begin = time.monotonic()
+    await terminal.send("y" * 200_000)
+    assert time.monotonic() - begin < 5
+    await terminal.send("\x03")
+    assert terminal.alive
+    await terminal.close()
+    assert await sh(box, "echo box lives") == (0, "box lives\n")
+
+
+async def test_a_capture_shows_an_editor_and_afterwards_none_of_it(box: Sandbox) -> None:
+    terminal = await box.terminal(rows=24, columns=80, echo=True, prompt="$ ")
+    await terminal.send("seq 1 500 | less\n")
+    assert not await terminal.settle(0.6, at_prompt=True)
+    assert (await terminal.capture())[-24:-20] == ("1", "2", "3", "4")
+    await terminal.send("q")
+    assert await terminal.settle(15, at_prompt=True)
+    assert [line for line in await terminal.capture() if line] == ["$ seq 1 500 | less", "$"]
