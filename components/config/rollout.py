@@ -35,8 +35,11 @@ class CompactionConfig(Section):
 class HarnessConfig(Section):
     """The Terminus-2-compatible loop (design 7)."""
 
-    prompt_style: Literal["longshell", "terse"] = "longshell"
-    """`longshell` explains the whole contract; `terse` gives the task and the screen only, for models of few tokens."""
+    prompt_style: Literal["longshell", "terse", "harbor"] = "longshell"
+    """`longshell` explains the whole contract; `terse` gives the task and the screen only, for models of few tokens;
+    `harbor` speaks and reads as the Terminus-2 of an installed Harbor does."""
+    harbor: str | None = None
+    """With prompt_style harbor: the virtual environment that Harbor is installed in. It need not be of our Python."""
     max_turns: int = Field(60, ge=1)
     max_context_tokens: int = Field(86_016, ge=64)
     """Token wall of a trajectory: prompt, history and the next answer."""
@@ -68,13 +71,22 @@ class HarnessConfig(Section):
         problems = []
         if self.max_turn_tokens >= self.max_context_tokens:
             problems.append("max_turn_tokens leaves no room for a prompt within max_context_tokens")
-        if self.prompt_style == "terse" and self.new_output != "stream":
-            problems.append("prompt_style terse tells new output only: set new_output to stream")
+        problems += self._style_problems()
         if self.compaction is not None:
             problems += self._compaction_problems(self.compaction)
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def _style_problems(self) -> list[str]:
+        problems = []
+        if self.prompt_style == "terse" and self.new_output != "stream":
+            problems.append("prompt_style terse tells new output only: set new_output to stream")
+        if (self.prompt_style == "harbor") != (self.harbor is not None):
+            problems.append("harbor is required with prompt_style harbor, and refused without")
+        if self.prompt_style == "harbor" and (self.new_output, self.observation_bytes) != ("history", 10_000):
+            problems.append("prompt_style harbor tells output as Terminus-2 does: new_output history, 10000 bytes")
+        return problems
 
     def _compaction_problems(self, compaction: CompactionConfig) -> list[str]:
         """Whether a summary always fits into what is free, and what it leaves fits the wall."""

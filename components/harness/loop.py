@@ -21,8 +21,8 @@ from components.config.rollout import COMPACTION_TURNS
 from components.errors import CompactionError, StopReason
 from components.gateway import Answer, Prompt, Trajectory, user
 from components.harness.compaction import Compaction
-from components.harness.observation import Lookout, as_text, limit_output
-from components.harness.parse import Command, ParsedTurn, parse_response
+from components.harness.observation import Lookout, as_text
+from components.harness.parse import Command, ParsedTurn
 from components.harness.prompt import Wording
 from components.sandbox import Terminal
 
@@ -118,7 +118,7 @@ class AgentLoop:
                 failures += 1
                 if failures >= self._config.max_parse_failures:
                     return StopReason.PARSE_FAILURES
-                text = self._wording.rejected(parsed.error, parsed.warnings)
+                text = self._told(answer, parsed.error, parsed.warnings)
             else:
                 failures = 0
                 await self._execute(parsed.commands)
@@ -176,14 +176,17 @@ class AgentLoop:
         return answer.turn.finish_reason == "length"
 
     def _read(self, answer: Answer) -> ParsedTurn:
-        if self._was_cut(answer):
-            parsed = ParsedTurn(error=f"it was cut at {len(answer.turn.completion_ids)} tokens")
-        else:
-            parsed = parse_response(answer.text)
+        parsed = ParsedTurn(error="cut") if self._was_cut(answer) else self._wording.parse(answer.text)
         self.tally.parse_failures += parsed.error is not None
         self.tally.warnings += len(parsed.warnings)
         self.tally.completion_claims += parsed.task_complete
         return parsed
+
+    def _told(self, answer: Answer, error: str, warnings: tuple[str, ...]) -> str:
+        """What the policy is told of an answer of which nothing was executed."""
+        if self._was_cut(answer):
+            return self._wording.cut(answer.text, len(answer.turn.completion_ids))
+        return self._wording.rejected(error, warnings)
 
     async def _execute(self, commands: tuple[Command, ...]) -> None:
         keystrokes = tuple(command.keystrokes for command in commands)
@@ -192,7 +195,7 @@ class AgentLoop:
         with self._clock.phase("execute"):
             for command in commands:
                 self.tally.commands += 1
-                await self._terminal.send(command.keystrokes)
+                await self._terminal.send(self._wording.keys(command.keystrokes))
                 await self._wait(command.duration_s)
                 if not self._terminal.alive:
                     return
@@ -222,4 +225,4 @@ class AgentLoop:
             new = self._lookout.new(lines)
             screen = as_text(lines[-self._config.rows :])
             output = self._wording.screen(screen) if new is None else self._wording.new_output(new)
-        return limit_output(output, self._config.observation_bytes, marker=self._wording.omission)
+        return self._wording.limited(output)

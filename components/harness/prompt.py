@@ -1,4 +1,4 @@
-"""The words around a task: what the policy is told, in one of two styles.
+"""The words around a task: what the policy is told. Two styles are ours; a third is Harbor's (`harbor.py`).
 
 `longshell` explains the whole contract in our own words. `terse` says nothing but the task and the terminal, for models
 whose every token is trained. What both share is the structure (Terminus-2's): one user message with the task and the
@@ -8,9 +8,10 @@ terminal, then one observation a turn, errors and warnings in front of it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
-from components.harness.observation import OMISSION
+from components.harness.observation import OMISSION, limit_output
+from components.harness.parse import ParsedTurn, parse_response
 
 CONTRACT = """\
 You work in a Linux terminal and have been given a task. You act by answering with one JSON object and nothing else:
@@ -76,9 +77,59 @@ Go on with the task from here, in the form that was described at the beginning: 
 ask again."""
 
 
+class Wording(Protocol):
+    """The texts of one style, each of a user turn, and how its answers are read."""
+
+    @property
+    def separator(self) -> str:
+        """What stands after an end token in the chat rendering."""
+
+    def parse(self, text: str) -> ParsedTurn:
+        """What an answer asks for. Never raises."""
+
+    def keys(self, keystrokes: str) -> str:
+        """The characters that a command's keystrokes stand for."""
+
+    def limited(self, output: str) -> str:
+        """Terminal output, its middle left out where it is too long."""
+
+    def new_output(self, text: str) -> str:
+        """Output that is known to be new."""
+
+    def screen(self, text: str) -> str:
+        """The screen, where what is new on it cannot be told."""
+
+    def opening(self, instruction: str, terminal: str) -> str:
+        """The first user turn."""
+
+    def observation(self, output: str, warnings: tuple[str, ...] = ()) -> str:
+        """What came of an answer."""
+
+    def rejected(self, error: str, warnings: tuple[str, ...] = ()) -> str:
+        """Tells that an answer could not be read. Nothing of it was executed."""
+
+    def cut(self, text: str, tokens: int) -> str:
+        """Tells that an answer was cut after so many tokens. Nothing of it was executed."""
+
+    def confirm(self, output: str, warnings: tuple[str, ...] = ()) -> str:
+        """Asks whether the task is really done."""
+
+    def summary(self, instruction: str) -> str:
+        """First call of a compaction: what was done."""
+
+    def questions(self, instruction: str, summary: str, screen: str) -> str:
+        """Second call, to one who has seen nothing of it: what does the summary leave open?"""
+
+    def answers(self, questions: str) -> str:
+        """Third call, to the one who has seen it all."""
+
+    def handoff(self, answers: str) -> str:
+        """What the rewritten history ends with: from here the trial goes on."""
+
+
 @dataclass(frozen=True, slots=True)
-class Wording:
-    """The texts of one style. Each method returns the text of a user turn."""
+class OwnWording:
+    """The two styles that are ours. See `Wording`."""
 
     style: Literal["longshell", "terse"]
     max_command_s: float
@@ -86,13 +137,17 @@ class Wording:
 
     @property
     def separator(self) -> str:
-        """What stands after an end token in the chat rendering."""
         return "\n" if self.style == "longshell" else ""
 
-    @property
-    def omission(self) -> str:
-        """Marker of left-out output, for `limit_output`."""
-        return OMISSION if self.style == "longshell" else "\n...\n"
+    def parse(self, text: str) -> ParsedTurn:
+        return parse_response(text)
+
+    def keys(self, keystrokes: str) -> str:
+        return keystrokes
+
+    def limited(self, output: str) -> str:
+        marker = OMISSION if self.style == "longshell" else "\n...\n"
+        return limit_output(output, self.observation_bytes, marker=marker)
 
     def opening(self, instruction: str, terminal: str) -> str:
         if self.style == "terse":
@@ -105,13 +160,11 @@ class Wording:
         )
 
     def new_output(self, text: str) -> str:
-        """Output that is known to be new."""
         if self.style == "terse":
             return text
         return "New output of the terminal:\n" + text.strip("\n")
 
     def screen(self, text: str) -> str:
-        """The screen, where what is new on it cannot be told."""
         return "The terminal's screen:\n" + text.rstrip("\n")
 
     def observation(self, output: str, warnings: tuple[str, ...] = ()) -> str:
@@ -120,7 +173,6 @@ class Wording:
         return self._warned(warnings) + output
 
     def rejected(self, error: str, warnings: tuple[str, ...] = ()) -> str:
-        """Tells that an answer could not be read. Nothing of it was executed."""
         if self.style == "terse":
             return f"ERROR: {error}\n$ "
         return (
@@ -128,8 +180,10 @@ class Wording:
             "None of it was executed. Answer again with one JSON object in the form described above."
         )
 
+    def cut(self, text: str, tokens: int) -> str:
+        return self.rejected(f"it was cut at {tokens} tokens")
+
     def confirm(self, output: str, warnings: tuple[str, ...] = ()) -> str:
-        """Asks whether the task is really done."""
         if self.style == "terse":
             return "".join(f"! {warning}\n" for warning in warnings) + f"{output}\ndone? "
         return (
@@ -140,25 +194,21 @@ class Wording:
         )
 
     def summary(self, instruction: str) -> str:
-        """First call of a compaction: what was done."""
         if self.style == "terse":
             return "summary? "
         return SUMMARY
 
     def questions(self, instruction: str, summary: str, screen: str) -> str:
-        """Second call, to one who has seen nothing of it: what does the summary leave open?"""
         if self.style == "terse":
             return f"{instruction.strip()}\n{summary.strip()}\n{screen}\nquestions? "
         return QUESTIONS.format(instruction=instruction.strip(), summary=summary.strip(), screen=screen)
 
     def answers(self, questions: str) -> str:
-        """Third call, to the one who has seen it all."""
         if self.style == "terse":
             return f"{questions.strip()}\nanswers? "
         return f"{ANSWERS}\n\n{questions.strip()}"
 
     def handoff(self, answers: str) -> str:
-        """What the rewritten history ends with: from here the trial goes on."""
         if self.style == "terse":
             return f"{answers.strip()}\n$ "
         return HANDOFF.format(answers=answers.strip())

@@ -8,6 +8,7 @@ is cancelled.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from components.config import HarnessConfig, SandboxConfig
@@ -15,8 +16,9 @@ from components.errors import InfraFault, StopReason
 from components.gateway import ChatTemplate, Trajectory, chatml
 from components.harness.cleanup import dismiss, uninterrupted
 from components.harness.environment import TrialTask
+from components.harness.harbor import read_harbor
 from components.harness.loop import AgentLoop, Clock, Progress
-from components.harness.prompt import Wording
+from components.harness.prompt import OwnWording, Wording
 from components.harness.running_time import RunningTime
 from components.harness.verification import verify_result
 from components.records import Trial, VerifierReport
@@ -38,8 +40,15 @@ def template_for(tokenizer: Tokenizer, config: HarnessConfig) -> ChatTemplate:
 
 
 def wording_for(config: HarnessConfig) -> Wording:
-    """The words of the configured prompt style."""
-    return Wording(config.prompt_style, config.max_command_s, config.observation_bytes)
+    """The words of the configured prompt style.
+
+    Raises:
+        ConfigError: they are Harbor's, and it is not installed where the configuration says.
+    """
+    if config.prompt_style == "harbor":
+        assert config.harbor is not None, "the configuration has been validated"
+        return read_harbor(Path(config.harbor))
+    return OwnWording(config.prompt_style, config.max_command_s, config.observation_bytes)
 
 
 async def run_trial(
