@@ -25,7 +25,7 @@ down: install  ## stops exactly what `make ui` started
 	@$(PY) -m tasks.stack down
 
 test: install
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m tests $(ARGS)
 
 sglang: install  ## the stock SGLang wheel on this CPU against the suites that the embedded server passes (2.3 GB)
 	@tests/sampler/sglang_cpu/install.sh $(SGLANG_VENV)

@@ -60,7 +60,7 @@ def test_a_warm_up_trains_the_actor_too_and_measures_at_the_sampling_temperature
         assert metrics["gap/engine_max"] < 1e-3, "both engines at temperature 0.7"
         assert metrics["correction/tis_capped"] == 0
         assert metrics["correction/weight_mean"] == pytest.approx(1, abs=1e-4)
-    assert result["launched"] == 10
+    assert result["launched"] == 9, "five, and four beside the one that was carried"
 
 
 @pytest.mark.nightly

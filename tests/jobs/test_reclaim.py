@@ -27,7 +27,8 @@ CONTEXT = 512
 
 def leg(tmp_path: Path, config: CampaignConfig, checkpoint: Path, weights: Path, sampler: OpenSampler) -> Any:
     job = SimpleNamespace(config=config, folder=tmp_path)
-    return Leg(job, Course("rl", "train", total=1), FolderSource(weights), None, checkpoint, sampler, steps=1)  # type: ignore[arg-type]
+    course, source = Course("rl", "train", total=1), FolderSource(weights)
+    return Leg(job, course, source, None, checkpoint, sampler, None)  # type: ignore[arg-type]
 
 
 async def path_of(url: str, checkpoint: Path) -> str:

@@ -166,7 +166,9 @@ def test_a_killed_guardian_takes_sglang_with_it(tmp_path: Path) -> None:
     main, child = started(tmp_path)["pids"]
     os.kill(server.pid, signal.SIGKILL)
     assert ended(main, within_s=2.0)
-    assert ended(server.pid, within_s=2.0)  # It dies a moment after what dies with it.
-    assert not server.alive
+    deadline = time.monotonic() + 2.0  # It is gone a moment after what dies with it, with the last of its threads.
+    while server.alive:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     os.kill(child, signal.SIGKILL)  # SGLang's own children watch it; this one does not
     server.close()

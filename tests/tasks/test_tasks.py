@@ -16,7 +16,7 @@ from components.cluster import REPOSITORY, JobSpec
 from components.config import CampaignConfig, load
 from components.errors import ConfigError, Failure, JobFailed, ServiceError, StopReason
 from components.records import Reward, TaskRef, Trial, Turn, VerifierReport
-from components.rollout import Ledger, Outcome, save_batch
+from components.rollout import Ledger, Origin, Outcome, save_batch
 from components.tracking import Run, Tracker
 from flows.campaign import campaign as campaign_flow
 from tasks import campaign, drive, launch, mirror, summary
@@ -194,7 +194,7 @@ def test_some_stored_trials_become_traces_failures_first_each_once(store: LocalS
         report = VerifierReport({}, number >= 3, "assertions.jsonl")
         trials.append(Trial(f"trial-{number}", task, [one, two], StopReason.COMPLETED, report, None))
         rewards.append(Reward(0.1, 1, 2, number >= 3))
-        ledger.launch(f"trial-{number}", task, 1, retry=False)
+        ledger.launch(f"trial-{number}", task, 1, origin=Origin.DRAWN)
         ledger.end(f"trial-{number}", Outcome.ADMITTED)
     save_batch(tmp_path / "trials", trials, [], rewards, ledger)
     store.put_tree("trials", tmp_path / "trials")

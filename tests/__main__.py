@@ -1,0 +1,67 @@
+"""`python -m tests [pytest arguments]`: the tests, in two sessions beside each other.
+
+Those that need Prefect, Ray and MLflow wait most of their time, the others keep one core busy. Every line says which
+session it is of; the last line is the sum. With arguments it is one session of pytest, with these arguments.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SERVED = ("tests/e2e", "tests/flows", "tests/jobs", "tests/tasks", "tests/tracking", "tests/test_cluster.py")
+"""What starts services."""
+SESSIONS = {"services": SERVED, "parts": ("tests", *(f"--ignore={path}" for path in SERVED))}
+COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|deselected|xfailed|xpassed)")
+
+
+class Session:
+    """A pytest that runs beside others, and the lines that it prints."""
+
+    def __init__(self, name: str, arguments: tuple[str, ...]) -> None:
+        command = [sys.executable, "-m", "pytest", *arguments]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.counts: Counter[str] = Counter()
+        self._name = name
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def wait(self) -> int:
+        """Its exit code."""
+        self._reader.join()
+        return self.process.wait()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            print(f"{self._name:8} | {line}", end="", flush=True)
+            if re.search(r" in [\d.]+s", line) and (found := COUNT.findall(line)):
+                self.counts = Counter(
+                    {kind.removesuffix("s") if "error" in kind else kind: int(n) for n, kind in found}
+                )
+
+
+def main(arguments: list[str]) -> int:
+    """The greatest exit code of the sessions."""
+    if arguments:
+        return subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT, check=False).returncode
+    started = time.monotonic()
+    sessions = [Session(name, what) for name, what in SESSIONS.items()]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda received, _: [session.process.send_signal(received) for session in sessions])
+    code = max(session.wait() for session in sessions)
+    total = sum((session.counts for session in sessions), Counter())
+    told = ", ".join(f"{count} {kind}" for kind, count in total.items())
+    print(f"{told} in {time.monotonic() - started:.2f}s")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
