@@ -24,6 +24,8 @@ MAX_FAR_TOKENS = 0.1
 MAX_ENGINE_GAP = 0.02
 """Token mean of |log-prob difference| at equal weights: what the paper measured before R3."""
 MAX_TOKEN_WALL_SHARE = 0.2
+MAX_FAILED_COMPACTIONS = 0.2
+"""Share of histories that could not be rewritten; in the paper's run 98.3 % could not, and agents did work again."""
 MIN_FLAT_STEPS = 6
 """Fewer steps than this cannot show that a policy is flat."""
 
@@ -80,6 +82,7 @@ def diagnose(records: Sequence[StepRecord], evaluations: Sequence[Evaluation]) -
         _engine_gap,
         _far_tokens,
         _token_wall,
+        _compactions,
     )
     findings = [detect(series) for detect in detectors]
     findings.append(_heldout(evaluations))
@@ -180,6 +183,17 @@ def _token_wall(series: Series) -> Finding:
     share = stopped / graded
     severity = Severity.WARN if share > MAX_TOKEN_WALL_SHARE else Severity.OK
     return Finding("token_wall", severity, f"{share:.1%} of trials ran into the token wall", share)
+
+
+def _compactions(series: Series) -> Finding:
+    tried, done = series.total("rollout/compactions_attempted"), series.total("rollout/compactions_succeeded")
+    if tried is None or done is None:
+        return _blind("compactions", "rollout/compactions_attempted")
+    if not tried:
+        return Finding("compactions", Severity.OK, "no history had to be rewritten", 0.0)
+    share = 1 - done / tried
+    severity = Severity.RED if share > MAX_FAILED_COMPACTIONS else Severity.OK
+    return Finding("compactions", severity, f"{share:.1%} of {tried:.0f} histories could not be rewritten", share)
 
 
 def _heldout(evaluations: Sequence[Evaluation]) -> Finding:

@@ -38,7 +38,9 @@ BASE_ENVIRONMENT = {
 }
 VIEW_ENVIRONMENT = {"PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 """In a view /root is the agent's: Python must not load what it left in its user site."""
-SHELL = ("bash", "--norc", "--noprofile", "--noediting")
+SHELL = ("bash", "--norc", "--noprofile")
+UNSHOWN = ("--noediting",)
+"""A line editor would show what it edits."""
 
 
 @dataclass
@@ -220,7 +222,7 @@ class Box:
         body = {
             "op": "terminal",
             "exit_id": exit_id,
-            "argv": list(SHELL),
+            "argv": [*SHELL, *(() if echo else UNSHOWN)],
             "env": {**self._env, **shell_environment(key, prompt)},
             "cwd": self._spec.workdir,
             "rows": rows,

@@ -193,7 +193,7 @@ class Sandbox(Protocol):
         ...
 
     async def terminal(self, *, rows: int, columns: int, echo: bool, prompt: str = "$ ") -> Terminal:
-        """Open a terminal, ready at its first prompt."""
+        """Open a terminal, ready at its first prompt. A shell whose input is shown (`echo`) edits its lines."""
         ...
 
     async def end_processes(self) -> None:

@@ -21,6 +21,8 @@ def run(steps=12, **series):
         "gap/engine_token_mean": 0.0001,
         "gap/frac_gt_ln2": 0.0,
         "stop/token_limit": 1.0,
+        "rollout/compactions_attempted": 10.0,
+        "rollout/compactions_succeeded": 9.0,
     } | {name.replace("__", "/").replace("_DOT_", "."): value for name, value in series.items()}
     return [
         {
@@ -66,6 +68,7 @@ def test_a_healthy_run_is_ok():
         ("engine_gap", {"gap__engine_token_mean": 0.05}, Severity.WARN),
         ("far_tokens", {"gap__frac_gt_ln2": 0.2}, Severity.RED),
         ("token_wall", {"stop__token_limit": 30.0}, Severity.WARN),
+        ("compactions", {"rollout__compactions_succeeded": 1.0}, Severity.RED),
     ],
 )
 def test_each_detector_fires_on_its_fault_and_decides_the_verdict(name, series, severity):
@@ -84,6 +87,11 @@ def test_faults_are_named_by_cause():
 def test_a_starved_class_needs_enough_cancellations_to_be_believed():
     few = run(rollout__share_gap__difficulty_DOT_hard=-0.06, rollout__cancelled=0.5)
     assert finding("cancellation", few).severity is Severity.OK
+
+
+def test_a_run_that_rewrote_no_history_is_well():
+    found = finding("compactions", run(rollout__compactions_attempted=0.0, rollout__compactions_succeeded=0.0))
+    assert (found.severity, found.text) == (Severity.OK, "no history had to be rewritten")
 
 
 def test_what_was_not_measured_is_blind_and_not_ok():

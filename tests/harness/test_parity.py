@@ -137,6 +137,22 @@ SCENARIOS = {
     "keys": Scenario(
         (say("cat\n"), say("typed\n"), say("C-d"), say("sleep 50\n"), say("C-c"), say("echo C-c\n"), DONE, DONE)
     ),
+    "line editing": Scenario(
+        (
+            say("for i in 1 2; do\necho $i\ndone\n"),
+            say("cat > f <<'EOF'\none\ttwo\nEOF\ncat f\n"),
+            say("echo edited\n"),
+            say("Up"),
+            say("BSpace"),
+            say("s\n"),
+            say(f"echo {'x' * 6000} | wc -c\n"),
+            say("sleep 0.6\necho type-ahead\n", wait=1.0),
+            say("echo 'open\n"),
+            say("C-c"),
+            DONE,
+            DONE,
+        )
+    ),
     "clearing and full screens": Scenario(
         (
             say("seq 1 60\n"),

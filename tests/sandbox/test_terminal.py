@@ -47,6 +47,13 @@ async def test_echo_shows_what_is_typed_and_can_be_off_for_good(box: Sandbox) ->
     assert await typed(hidden, "echo hi\n") == "hi\n$ "
 
 
+async def test_a_shell_that_shows_what_is_typed_edits_its_lines(box: Sandbox) -> None:
+    terminal = await opened(box, echo=True)
+    assert (await typed(terminal, f"echo {'x' * 20_000} | wc -c\n")).endswith("| wc -c\n20001\n$ ")
+    await typed(terminal, "echo edited\n")
+    assert (await typed(terminal, "\x1b[A\x7fs\n")).endswith("\nedites\n$ ")
+
+
 async def test_prompt_is_the_caller_s_and_does_not_leak_into_programs(box: Sandbox) -> None:
     terminal = await opened(box, prompt="root@box:# ")
     assert await typed(terminal, "echo x\n") == "x\nroot@box:# "
