@@ -40,6 +40,7 @@ class FaultCause(StrEnum):
     SAMPLER = "sampler"
     VERIFIER_BOOTSTRAP = "verifier_bootstrap"
     VERIFIER_TIMEOUT = "verifier_timeout"
+    VERIFIER_KILLED = "verifier_killed"
     CAPTURE_MISSING = "capture_missing"
     STORE = "store"
     TRAINER = "trainer"

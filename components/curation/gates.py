@@ -17,8 +17,9 @@ from enum import StrEnum
 from typing import Any
 
 from components.config import PoolConfig, SandboxConfig
-from components.errors import FaultCause, InfraFault, TaskError
+from components.errors import InfraFault, TaskError
 from components.harness import dismiss, verify_result
+from components.outcomes import AGAINST_TASK
 from components.pool import Task
 from components.records import AssertionOutcome, VerifierReport
 from components.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxSpec
@@ -159,7 +160,7 @@ async def _start(backend: SandboxBackend, spec: SandboxSpec) -> Sandbox:
     try:
         return await backend.start(spec)
     except InfraFault as fault:
-        if fault.cause is FaultCause.IMAGE:
+        if fault.cause in AGAINST_TASK:
             raise Refused(Rejection.BUILD, fault.detail) from fault
         raise
 
@@ -179,9 +180,9 @@ async def _verify(task: Task, box: Sandbox, spec: SandboxSpec) -> VerifierReport
     """A verifier that cannot be set up, or never ends, speaks against the task; anything else against us."""
     try:
         timeout_s = task.manifest.verifier_timeout_s
-        return await verify_result(box, task, timeout_s=timeout_s, workdir=spec.workdir)
+        return (await verify_result(box, task, timeout_s=timeout_s, workdir=spec.workdir)).report
     except InfraFault as fault:
-        if fault.cause in (FaultCause.VERIFIER_BOOTSTRAP, FaultCause.VERIFIER_TIMEOUT):
+        if fault.cause in AGAINST_TASK:
             raise Refused(Rejection.NO_REPORT, str(fault)) from fault
         raise
 

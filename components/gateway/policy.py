@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from components.errors import FaultCause, InfraFault
 from components.gateway.trajectory import Prompt
+from components.outcomes import TurnDrawn, fault_of
 from components.records import Sampling
 from components.sampler import Sampler
 from components.tito import Drawn
@@ -47,12 +47,7 @@ class SamplerPolicy:
             routing_start=prompt.history.routing_start(version) if self._capture else None,
             session_id=self._session_id,
         )
-        if drawn.finish_reason not in ("stop", "length"):
-            raise InfraFault(FaultCause.SAMPLER, f"the sampler ended a turn as {drawn.finish_reason!r}")
-        if version not in (None, drawn.weight_version):
-            raise InfraFault(
-                FaultCause.SAMPLER, f"a turn was drawn under weights {drawn.weight_version}, not {version}"
-            )
-        if self._capture and drawn.routing is None:
-            raise InfraFault(FaultCause.CAPTURE_MISSING, f"the turn of {len(prompt)} prompt ids has no routing")
+        missing = self._capture and drawn.routing is None
+        if fault := fault_of(TurnDrawn(drawn.finish_reason, drawn.weight_version, version, missing)):
+            raise fault
         return drawn

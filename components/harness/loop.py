@@ -24,6 +24,7 @@ from components.harness.compaction import Compaction
 from components.harness.observation import Lookout, as_text
 from components.harness.parse import Command, ParsedTurn
 from components.harness.prompt import Wording
+from components.outcomes import AgentStands, stop_of
 from components.sandbox import Terminal
 
 
@@ -104,32 +105,38 @@ class AgentLoop:
             if compaction is not None and answer is not None and self._turns_left > COMPACTION_TURNS:
                 if compaction.is_due(prompt):
                     rewritten = await self._rewrite(compaction, answer)
-                    if rewritten is None:
-                        return StopReason.COMPACTION_FAILED
-                    prompt = rewritten
+                    if stop := stop_of(AgentStands(compaction_failed=rewritten is None)):
+                        return stop
+                    prompt = rewritten or prompt
                 room = self._config.max_context_tokens - len(prompt) - compaction.config.reserved_tokens
-            if room < 1:
-                return StopReason.TOKEN_LIMIT
+            if stop := stop_of(AgentStands(room=room)):
+                return stop
             answer = await self._draw(prompt, min(room, self._config.max_turn_tokens))
-            if self._was_cut(answer) and len(answer.history) >= self._config.max_context_tokens:
-                return StopReason.TOKEN_LIMIT
+            at_wall = self._was_cut(answer) and len(answer.history) >= self._config.max_context_tokens
+            if stop := stop_of(AgentStands(cut_at_wall=at_wall)):
+                return stop
             parsed = self._read(answer)
-            if parsed.error is not None:
-                failures += 1
-                if failures >= self._config.max_parse_failures:
-                    return StopReason.PARSE_FAILURES
-                text = self._told(answer, parsed.error, parsed.warnings)
-            else:
-                failures = 0
+            failures = 0 if parsed.error is None else failures + 1
+            if parsed.error is None:
                 await self._execute(parsed.commands)
-                if not self._terminal.alive:
-                    return StopReason.GAVE_UP
-                if parsed.task_complete and (claimed or not self._config.confirm_completion):
-                    return StopReason.COMPLETED
+            if stop := stop_of(self._after_turn(parsed, failures, claimed)):
+                return stop
+            if parsed.error is None:
                 claimed = parsed.task_complete
                 text = await self._look(parsed)
-            if self._turns_left <= 0:
-                return StopReason.TURN_LIMIT
+            else:
+                text = self._told(answer, parsed.error, parsed.warnings)
+
+    def _after_turn(self, parsed: ParsedTurn, failures: int, claimed: bool) -> AgentStands:
+        config = self._config
+        return AgentStands(
+            turns=self._progress.turns,
+            max_turns=config.max_turns,
+            unreadable=failures,
+            max_unreadable=config.max_parse_failures,
+            shell_alive=parsed.error is not None or self._terminal.alive,
+            complete=parsed.task_complete and (claimed or not config.confirm_completion),
+        )
 
     @property
     def _turns_left(self) -> int:

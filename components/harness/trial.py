@@ -21,6 +21,7 @@ from components.harness.loop import AgentLoop, Clock, Progress
 from components.harness.prompt import OwnWording, Wording
 from components.harness.running_time import RunningTime
 from components.harness.verification import verify_result
+from components.outcomes import AgentStands, stop_of
 from components.records import Trial, VerifierReport
 from components.sandbox import Sandbox, SandboxBackend
 from components.tito import Tokenizer
@@ -123,11 +124,13 @@ class _Run:
         except TimeoutError:
             if not deadline.expired:
                 raise
-            self._stop = StopReason.AGENT_TIMEOUT
+            self._stop = stop_of(AgentStands(overdue=True))
         finally:
             await uninterrupted(terminal.close())
         with self.clock.phase("verify"):
-            return await verify_result(box, self._task, timeout_s=deadlines.verifier_s, workdir=workdir)
+            verified = await verify_result(box, self._task, timeout_s=deadlines.verifier_s, workdir=workdir)
+        self.facts |= verified.facts()
+        return verified.report
 
     def ended(self, trial_id: str, report: VerifierReport | None, fault: InfraFault | None) -> Trial:
         tally: dict[str, Any] = {} if self._loop is None else asdict(self._loop.tally)

@@ -1,29 +1,35 @@
 """Grading what an agent left behind, out of the agent's reach.
 
 Invariants: the verifier runs in a fresh box with a pristine system, over the files the agent left, after every process
-of the agent has ended; /tests and /logs/verifier are made anew there; the report is read from the verifier's own
-stdout, where each line carries a nonce the agent never saw. A missing verdict is an infrastructure fault, never a 0.
-
-A task from elsewhere that knows nothing of the nonce is read from the files it writes in that fresh box.
+of the agent has ended; /tests is put there then, made read-only, and found unchanged afterwards; /logs/verifier is made
+anew; the environment is the image's. What was reverted is told, path by path. The report is read from a channel whose
+every line carries a secret that can be read once, by the verifier; a task from elsewhere that knows nothing of it is
+read from the files it writes in that box, its pytest from the channel too. What it all means `components.outcomes`
+decides.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import re
+import asyncio
+import hashlib
 import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
 from components.errors import FaultCause, InfraFault
 from components.harness.cleanup import dismiss
 from components.harness.environment import TrialTask
+from components.outcomes import TAMPERING, VerifierEnded, verdict_of
 from components.records import VerifierReport
-from components.reward import parse_report
-from components.sandbox import ExecResult, Sandbox
+from components.reward import ASSERTION_FILES, VERDICT_FILES, parse_report, read_files
+from components.sandbox import ExecResult, FileEntry, Left, Sandbox, View, read_tree
 
-NONCE_VARIABLE = "LONGSHELL_NONCE"
-TESTS, LOGS = "/tests", "/logs/verifier"
+TESTS, LOGS, TOOLS = "/tests", "/logs/verifier", "/run/longshell"
 TEST_SCRIPT = f"{TESTS}/test.sh"
+TOOL_FILES = ("longshell_report.py", "sitecustomize.py")
 LAY_OUT = f"""
 PATH=/usr/bin:/bin
 rm -rf --one-file-system -- {TESTS} /logs && mkdir -p {LOGS} || exit 1
@@ -34,42 +40,71 @@ its assertions then fail, instead of the verifier."""
 CONTROL_S = 60.0
 """Deadline of each control-plane call around the tests themselves."""
 MAX_REPORT_BYTES = 4 << 20
-TAIL_BYTES = 600
-"""Of the verifier's output, in a fault's detail."""
-BOOTSTRAP_SIGNS = re.compile(
-    r"^(?:curl: \(\d+\)|E: (?:Unable to|Failed to|Could not|dpkg was interrupted)|.*\b(?:uvx?|curl|apt-get|pip): "
-    r"command not found|error: Failed to (?:fetch|download))",
-    re.MULTILINE,
-)
-"""Lines that say the verifier could not be set up: 6.6 % of public trials were scored 0 for these."""
 
 
-async def verify_result(
-    sandbox: Sandbox, task: TrialTask, *, timeout_s: float, workdir: str = "/app"
-) -> VerifierReport:
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """One grading.
+
+    Attributes:
+        ended: the verdict, or why there is none.
+        left: what the agent left that the verifier did not see.
+        tests_sha256: names the tests that were run.
+    """
+
+    ended: VerifierReport | InfraFault
+    left: Left
+    tests_sha256: str
+
+    @property
+    def report(self) -> VerifierReport:
+        """The verdict.
+
+        Raises:
+            InfraFault: there is none.
+        """
+        if isinstance(self.ended, InfraFault):
+            raise self.ended
+        return self.ended
+
+    def facts(self) -> dict[str, Any]:
+        """For the trial: every sign of tampering, and programs that were left running."""
+        cause = "" if isinstance(self.ended, InfraFault) else self.ended.parse_cause or ""
+        signs = [sign for sign in cause.split("; ") if sign.startswith(TAMPERING)]
+        return {
+            "tampering": [*self.left.reverted, *signs],
+            "left_running": list(self.left.ended),
+            "tests_sha256": self.tests_sha256,
+        }
+
+
+async def verify_result(sandbox: Sandbox, task: TrialTask, *, timeout_s: float, workdir: str = "/app") -> Verification:
     """Grades the files in `sandbox`, whose processes are ended first.
 
     Raises:
-        InfraFault: the verifier could not be started, ran out of time, or gave no verdict.
+        InfraFault: the verifier could not be started.
     """
+    tests = await asyncio.to_thread(read_tree, task.tests_dir, TESTS)
     view = await sandbox.fork_view()
     try:
-        await _lay_out(view, task, workdir)
+        await _lay_out(view, tests, workdir)
         nonce = secrets.token_hex(16)
         result = await view.exec(
             ["/bin/bash", "--noprofile", "--norc", TEST_SCRIPT],
             timeout_s=timeout_s,
             cwd=workdir,
-            env={NONCE_VARIABLE: nonce},
+            env={"PYTHONPATH": TOOLS},
             max_output_bytes=MAX_REPORT_BYTES,
             merge_stderr=False,
+            secret=f"{nonce}\n".encode(),
         )
-        return await _read_verdict(view, result, nonce, timeout_s)
+        ended = verdict_of(await _seen(view, result, nonce, tests, timeout_s))
+        return Verification(ended, view.left, _digest(tests))
     finally:
         await dismiss(view)
 
 
-async def _lay_out(view: Sandbox, task: TrialTask, workdir: str) -> None:
+async def _lay_out(view: View, tests: Mapping[str, FileEntry], workdir: str) -> None:
     """Makes /tests and /logs/verifier anew: whatever stands there was not put there by us."""
     prepared = await view.exec(
         ["/bin/bash", "--noprofile", "--norc", "-c", LAY_OUT, "lay-out", workdir],
@@ -77,73 +112,62 @@ async def _lay_out(view: Sandbox, task: TrialTask, workdir: str) -> None:
         cwd="/",
     )
     if prepared.exit_code != 0:
-        raise InfraFault(FaultCause.SANDBOX, f"cannot prepare the verifier's folders: {_tail(prepared.output)}")
+        said = prepared.output[-600:].decode("utf-8", "replace")
+        raise InfraFault(FaultCause.SANDBOX, f"cannot prepare the verifier's folders: {said}")
     try:
-        await view.put_tree(task.tests_dir, TESTS)
+        await view.put({TESTS: FileEntry(kind="directory", mode=0o755), **tests, **_tools()})
     except OSError as error:
         raise InfraFault(FaultCause.SANDBOX, f"cannot write {TESTS}: {error}") from error
+    await view.seal(TESTS, TOOLS)
+    if not await _is_whole(view, tests):
+        raise InfraFault(FaultCause.SANDBOX, f"{TESTS} does not hold what was put there")
 
 
-async def _read_verdict(view: Sandbox, result: ExecResult, nonce: str, timeout_s: float) -> VerifierReport:
-    """The nonce's lines, or else the files of a task that does not know them."""
-    text = result.output.decode("utf-8", "replace")
-    said = f"{text}\n{(result.stderr or b'').decode('utf-8', 'replace')}"
-    if nonce in text:
-        report = parse_report(text, "assertions.jsonl", nonce=nonce)
-        if report.outcome is not None:
-            return report
-        cause = report.parse_cause or "the report has no verdict"
-    else:
-        found = await _read_files(view)
-        if found is not None and not (found.outcome is False and not found.assertions and BOOTSTRAP_SIGNS.search(said)):
-            return found
-        cause = "no verdict was written" if found is None else "the verifier's own set-up failed"
-    if result.timed_out:
-        raise InfraFault(FaultCause.VERIFIER_TIMEOUT, f"no verdict within {timeout_s:g} s: {_tail(said.encode())}")
-    raise InfraFault(FaultCause.VERIFIER_BOOTSTRAP, f"{cause} (exit {result.exit_code}): {_tail(said.encode())}")
+async def _is_whole(view: View, tests: Mapping[str, FileEntry]) -> bool:
+    """Whether every file of the tests has the content it was put with, as the box's first process reads it."""
+    for path, entry in tests.items():
+        if entry.kind == "file" and await _get(view, path, len(entry.content)) != entry.content:
+            return False
+    return True
 
 
-async def _read_files(view: Sandbox) -> VerifierReport | None:
-    """What Harbor would read: CTRF for the assertions, reward.json or reward.txt for the verdict."""
-    outcome, source = None, ""
-    for name, read in (("reward.json", _reward_json), ("reward.txt", _reward_text)):
-        data = await _get(view, f"{LOGS}/{name}")
-        if data is not None and (value := read(data)) is not None:
-            outcome, source = value >= 1.0, name
-            break
-    if outcome is None:
-        return None
-    ctrf = await _get(view, f"{LOGS}/ctrf.json")
-    if ctrf is None:
-        return VerifierReport({}, outcome, source)
-    report = parse_report(ctrf.decode("utf-8", "replace"), "ctrf")
-    return VerifierReport(report.assertions, outcome, f"{source}+ctrf", report.parse_cause)
+async def _seen(
+    view: View, result: ExecResult, nonce: str, tests: Mapping[str, FileEntry], timeout_s: float
+) -> VerifierEnded:
+    """What there is to be judged by, once the verifier has ended."""
+    said = result.output.decode("utf-8", "replace")
+    spoken = f"{result.report.decode('utf-8', 'replace')}\n{said}"
+    stream = parse_report(spoken, "assertions.jsonl", nonce=nonce) if nonce in spoken else None
+    asked = VERDICT_FILES if stream is not None and stream.assertions else (*VERDICT_FILES, *ASSERTION_FILES)
+    written = {name: await _get(view, f"{LOGS}/{name}") for name in asked}
+    return VerifierEnded(
+        exit_code=result.exit_code,
+        timed_out=result.timed_out,
+        timeout_s=timeout_s,
+        oom=result.oom,
+        said=f"{said}\n{(result.stderr or b'').decode('utf-8', 'replace')}",
+        stream=stream,
+        files=read_files({name: data for name, data in written.items() if data is not None}),
+        tests_whole=await _is_whole(view, tests),
+    )
 
 
-async def _get(view: Sandbox, path: str) -> bytes | None:
-    """A file's bytes, or None when there is none: absence is an answer here, not a fault."""
+async def _get(view: View, path: str, max_bytes: int = MAX_REPORT_BYTES) -> bytes | None:
+    """A file's bytes, or None when there is none to be had: absence is an answer here, not a fault."""
     try:
-        return await view.get(path)
+        return await view.get(path, max_bytes=max_bytes)
     except OSError:
         return None
 
 
-def _reward_text(data: bytes) -> float | None:
-    try:
-        value = float(data.decode("utf-8", "replace").strip())
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
+@cache
+def _tools() -> Mapping[str, FileEntry]:
+    folder = files("components.harness.in_view")
+    return {f"{TOOLS}/{name}": FileEntry(folder.joinpath(name).read_bytes()) for name in TOOL_FILES}
 
 
-def _reward_json(data: bytes) -> float | None:
-    try:
-        document = json.loads(data)
-    except ValueError:
-        return None
-    value = document.get("reward") if isinstance(document, dict) else None
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _tail(output: bytes) -> str:
-    return output[-TAIL_BYTES:].decode("utf-8", "replace").strip() or "(no output)"
+def _digest(tests: Mapping[str, FileEntry]) -> str:
+    state = hashlib.sha256()
+    for path, entry in sorted(tests.items()):
+        state.update(repr((path, entry.kind, entry.mode, len(entry.content))).encode() + entry.content)
+    return state.hexdigest()

@@ -1,8 +1,9 @@
 """Reports of other test runners: JUnit XML, CTRF and the summary of `pytest -rA`.
 
-Invariant: an assertion that is mentioned more than once (a test that passed and then broke in its teardown) has the
-worst outcome said of it; expected failures and unexpected passes are skipped, not credited. The verdict is pytest's
-own: nothing failed, and something passed.
+Invariants: what is read is bounded; a report whose own totals tell of failures that it does not list is not read; an
+assertion that is mentioned more than once (a test that passed and then broke in its teardown) has the worst outcome
+said of it; expected failures and unexpected passes are skipped, not credited. The verdict is pytest's own: nothing
+failed, and something passed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from xml.etree import ElementTree
 
 from components.records import AssertionOutcome, VerifierReport
@@ -37,8 +38,17 @@ _LINE = re.compile(rf"^({'|'.join(_WORDS)}) (?:\[(\d+)\] )?(.+)$", re.MULTILINE)
 _TOTALS = re.compile(r"^=*\s?((?:\d+ [a-z ]+(?:, )?)+) in [\d.]+s\b.*$", re.MULTILINE)
 
 
+MOST_ASSERTIONS = 20_000
+NAME_CHARS = 500
+
+
 class Unreadable(Exception):
     """The report is not what it is said to be; the message is the parse cause. Never leaves this package."""
+
+
+def name_of(value: object) -> str:
+    """The id of an assertion as text that can be stored. Two that become one have the worse of their outcomes."""
+    return str(value).encode("utf-8", "backslashreplace").decode("utf-8")[:NAME_CHARS]
 
 
 def worst(one: AssertionOutcome | None, other: AssertionOutcome) -> AssertionOutcome:
@@ -52,10 +62,12 @@ def read_junit(text: str) -> VerifierReport:
         raise Unreadable("the XML declares a document type: entities are not expanded for a report")
     try:
         root = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
+    except (ElementTree.ParseError, ValueError) as error:
         raise Unreadable(f"not XML: {error}") from error
     tags = (("error", ERROR), ("failure", FAILED), ("skipped", SKIPPED))
-    return _report(
+    broken = sum(_count(suite.get(name)) for suite in root.iter("testsuite") for name in ("failures", "errors"))
+    broken += sum(suite.find(tag) is not None for suite in root.iter("testsuite") for tag in ("error", "failure"))
+    return report_of(
         "junit",
         (
             (
@@ -64,14 +76,16 @@ def read_junit(text: str) -> VerifierReport:
             )
             for case in root.iter("testcase")
         ),
+        broken=broken,
     )
 
 
 def read_ctrf(text: str) -> VerifierReport:
     """CTRF JSON of pytest-json-ctrf 0.3.5 (snake case) and from 0.6 on (camel case)."""
     try:
-        tests = json.loads(text)["results"]["tests"]
-        return _report("ctrf", [(_ctrf_id(test), _ctrf_outcome(test)) for test in tests])
+        results = json.loads(text)["results"]
+        found = [(_ctrf_id(test), _ctrf_outcome(test)) for test in results["tests"]]
+        return report_of("ctrf", found, broken=_count((results.get("summary") or {}).get("failed")))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Unreadable(f"not CTRF: {type(error).__name__} {error}") from error
 
@@ -106,14 +120,36 @@ def read_pytest(text: str) -> VerifierReport:
     said = Counter({_COUNTED[word]: int(number) for number, word in counted if word in _COUNTED})
     if said != lines:
         raise Unreadable(f"the summary's lines {dict(lines)} are not its totals {dict(said)}")
-    return _report("pytest -rA", found)
+    return report_of("pytest -rA", found)
 
 
-def _report(source: str, found: Iterable[tuple[str, AssertionOutcome]]) -> VerifierReport:
+def _count(value: object) -> int:
+    """A total of the report's own; 0 where it is none."""
+    return int(value) if isinstance(value, int | str) and str(value)[:9].isdecimal() else 0
+
+
+def gathered(found: Iterable[tuple[object, AssertionOutcome]]) -> dict[str, AssertionOutcome]:
+    """Outcomes by id; of one that is mentioned more than once the worst."""
     assertions: dict[str, AssertionOutcome] = {}
-    for name, outcome in found:
+    for value, outcome in found:
+        name = name_of(value)
         assertions[name] = worst(assertions.get(name), outcome)
+        if len(assertions) > MOST_ASSERTIONS:
+            raise Unreadable(f"the report names more than {MOST_ASSERTIONS} assertions")
+    return assertions
+
+
+def passes(assertions: Mapping[str, AssertionOutcome]) -> bool:
+    """The verdict of a test runner: nothing failed, and something passed."""
+    said = set(assertions.values())
+    return PASSED in said and said <= {PASSED, SKIPPED}
+
+
+def report_of(source: str, found: Iterable[tuple[object, AssertionOutcome]], *, broken: int = 0) -> VerifierReport:
+    """A finished report. `broken`: how many failures it says there were."""
+    assertions = gathered(found)
     if not assertions:
         raise Unreadable("the report names no assertions")
-    said = set(assertions.values())
-    return VerifierReport(assertions, PASSED in said and said <= {PASSED, SKIPPED}, source)
+    if broken and not {FAILED, ERROR} & set(assertions.values()):
+        raise Unreadable(f"the report counts {broken} failures and lists none")
+    return VerifierReport(assertions, passes(assertions), source)

@@ -4,6 +4,8 @@
     {"nonce": N, "id": "a", "outcome": "passed"}      passed, failed, error or skipped; as soon as it is known
     {"nonce": N, "finished": true}                    last: nothing was cut off
 
+A line with `"runner": "pytest"` says that a test runner speaks: what it skips is then no failure.
+
 Invariant: with a nonce given, only lines that carry it say anything; the channel may hold any other output. Without the
 last line there is no verdict: the verifier was killed, and what it had not reported did not run.
 """
@@ -15,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from components.records import AssertionOutcome, VerifierReport
-from components.reward.foreign import worst
+from components.reward.foreign import gathered, passes
 
 SOURCE = "assertions.jsonl"
 SPOKEN = ("collected", "id", "finished")
@@ -23,27 +25,30 @@ SPOKEN = ("collected", "id", "finished")
 
 def read_stream(text: str, nonce: str | None) -> VerifierReport:
     """The verdict of these lines: every collected assertion passed, and the verifier finished."""
-    said: dict[str, AssertionOutcome] = {}
-    collected: list[str] = []
-    finished, forged = False, 0
+    heard: list[tuple[object, AssertionOutcome]] = []
+    collected: list[object] = []
+    finished, forged, by_runner = False, 0, False
     for line in _lines(text):
         if nonce is not None and line.get("nonce") != nonce:
             forged += 1
             continue
         if isinstance(line.get("collected"), list):
-            collected += map(str, line["collected"])
+            collected += line["collected"]
         if "id" in line:
-            name = str(line["id"])
-            said[name] = worst(said.get(name), _outcome(line.get("outcome")))
+            heard.append((line["id"], _outcome(line.get("outcome"))))
+        by_runner = by_runner or line.get("runner") == "pytest"
         finished = finished or line.get("finished") is True
-    assertions = {name: said.get(name, AssertionOutcome.NOT_RUN) for name in collected} | said
+    said = gathered(heard)
+    planned = gathered((value, AssertionOutcome.NOT_RUN) for value in collected)
+    assertions = {name: said.get(name, missing) for name, missing in planned.items()} | said
     causes = [f"tampering: {forged} lines without the nonce"] if forged else []
     if not finished:
         causes.append(f"the report breaks off: {len(said)} of {len(assertions)} assertions reported")
     elif not assertions:
         causes.append("the report names no assertions")
     decided = finished and bool(assertions)
-    passed = all(outcome is AssertionOutcome.PASSED for outcome in assertions.values())
+    everything = all(outcome is AssertionOutcome.PASSED for outcome in assertions.values())
+    passed = passes(assertions) if by_runner else everything
     return VerifierReport(assertions, passed if decided else None, SOURCE, "; ".join(causes) or None)
 
 

@@ -38,7 +38,18 @@ def rollout_metrics(
             "rollout/tokens_mean": float(tokens_B.mean()),
             "rollout/parse_failures": float(sum(trial.facts.get("parse_failures", 0) for trial in trials)),
         }
-    return metrics | _compactions(trials) | _phases(trials)
+    return metrics | _compactions(trials) | _signs(trials) | _phases(trials)
+
+
+def _signs(trials: Sequence[Trial]) -> dict[str, float]:
+    """How many graded trials had worked against the verifier, or left programs running; absent where none was looked
+    at."""
+    found = {"tampered": "tampering", "left_running": "left_running"}
+    return {
+        f"rollout/{name}": float(sum(bool(trial.facts[fact]) for trial in trials if fact in trial.facts))
+        for name, fact in found.items()
+        if any(fact in trial.facts for trial in trials)
+    }
 
 
 def trial_tokens(trial: Trial) -> int:

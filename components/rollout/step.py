@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from components.config import RolloutConfig
-from components.errors import FaultCause, InfraFault, StopReason
+from components.errors import FaultCause, InfraFault, StopReason, StoreError
 from components.harness import Progress, RunningTime
+from components.outcomes import Raised, TrialOverdue, fault_of
 from components.records import TaskRef, Trial
 from components.rollout.barrier import Barrier
 from components.rollout.carryover import Return, Unfinished, returns
@@ -283,12 +284,13 @@ class _Step(Generic[T]):
         try:
             async with limit:
                 return await self._rollout.run_trial(attempt)
-        except InfraFault as error:
-            fault = error
+        except (InfraFault, StoreError) as error:
+            if (fault := fault_of(Raised(error))) is None:
+                raise
         except TimeoutError:
             if not limit.expired:
                 raise
-            fault = InfraFault(FaultCause.SANDBOX, f"trial passed its remote deadline of {seconds:g} s")
+            fault = fault_of(TrialOverdue(seconds))
         return Trial(attempt.trial_id, attempt.task.ref, (), None, None, fault)
 
     def _on_end(self, task: asyncio.Task[Trial]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 
 from components.errors import FaultCause, InfraFault, ServiceError
+from components.outcomes import HttpAnswered, fault_of
 from components.records import Sampling
 from components.sampler.answer import parse_version, read_generation
 from components.sampler.geometry import ModelGeometry
@@ -230,8 +231,8 @@ class SGLangClient:
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
         """Sends a request and returns the JSON of a 200; an empty or plain body is an empty object."""
         status, text = await self._send(method, path, body, timeout_s)
-        if status != 200:
-            raise self._fault(path, f"HTTP {status}: {text.strip()[:500]}")
+        if fault := fault_of(HttpAnswered(self.url + path, status, text)):
+            raise fault
         try:
             return json.loads(text) if text[:1] in ("{", "[") else {}
         except ValueError as error:

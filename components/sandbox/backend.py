@@ -15,6 +15,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,10 @@ class ZygoteBackend:
             await asyncio.shield(self.end(life))
             raise
         return life
+
+    async def seal(self, life: Life, paths: Sequence[str]) -> None:
+        """Make folders of a living box read-only; OSError when they cannot be."""
+        await self._zygote().request({"op": "seal", "box": life.name, "paths": list(paths)}, timeout_s=OPEN_S)
 
     def discard(self, life: Life) -> bool:
         """Have a living box ended; False when there is nothing to wait for."""

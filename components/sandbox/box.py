@@ -11,14 +11,23 @@ import errno
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from components.errors import FaultCause, InfraFault
 from components.sandbox.capture import PipeCapture
 from components.sandbox.channel import Channel
-from components.sandbox.contract import GET_BYTES, OUTPUT_BYTES, ExecResult, SandboxSpec
+from components.sandbox.contract import (
+    GET_BYTES,
+    OUTPUT_BYTES,
+    REPORT_FD,
+    SECRET_FD,
+    ExecResult,
+    Left,
+    SandboxSpec,
+)
 from components.sandbox.image import CopyStep, FileEntry, RunStep, normal_path, read_tree
 from components.sandbox.terminal import PtyTerminal, shell_environment
 from components.sandbox.zygote import wire
@@ -62,13 +71,17 @@ async def run(
     stdin: bytes | None = None,
     max_output_bytes: int = OUTPUT_BYTES,
     merge_stderr: bool = True,
+    secret: bytes | None = None,
 ) -> ExecResult:
     """Run one command in a living box."""
     out = PipeCapture(max_output_bytes)
     err = None if merge_stderr else PipeCapture(max_output_bytes)
-    fds = [out.write, out.write if err is None else err.write]
+    channel = None if secret is None else PipeCapture(max_output_bytes)
+    places = {1: out.write, 2: out.write if err is None else err.write}
     if stdin is not None:
-        fds.append(wire.memory_file(stdin))
+        places[0] = wire.memory_file(stdin)
+    if secret is not None and channel is not None:
+        places |= {REPORT_FD: channel.write, SECRET_FD: _read_once(secret)}
     number = life.channel.next_id()
     reply = life.channel.expect(number)
     code: int | None
@@ -82,10 +95,11 @@ async def run(
                 "env": dict(env),
                 "cwd": cwd,
                 "timeout_s": timeout_s,
+                "places": list(places),
             }
-            life.channel.post(body, fds)
+            life.channel.post(body, list(places.values()))
         finally:
-            for fd in {*fds}:
+            for fd in {*places.values()}:
                 os.close(fd)
         answer, _ = await life.channel.reply(reply, argv[0], timeout_s + TIMEOUT_GRACE_S)
         late = bool(answer["timed_out"])
@@ -96,12 +110,27 @@ async def run(
     finally:
         output = out.finish()
         stderr = None if err is None else err.finish()
+        report = b"" if channel is None else channel.finish()
     dropped = out.kept.dropped + (0 if err is None else err.kept.dropped)
     if stderr is None:
         output += failure
     else:
         stderr += failure
-    return ExecResult(code, output, stderr, late, dropped > 0, oom=False)
+    return ExecResult(code, output, stderr, late, dropped > 0, oom=False, report=report)
+
+
+def _read_once(secret: bytes) -> int:
+    """The reading end of a pipe that holds a secret: what has been read from it is nowhere any more."""
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        os.write(writing, secret)
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    os.set_blocking(reading, True)
+    return reading
 
 
 async def write_files(life: Life, files: Mapping[str, FileEntry | bytes]) -> None:
@@ -151,19 +180,17 @@ class Box:
         *,
         base: str | None = None,
         release: Callable[[], None] = lambda: None,
-        is_view: bool = False,
+        extra_environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._backend = backend
         self._spec = spec
         self._life = life
         self._base = base
         self._release = release
-        self._is_view = is_view
         self._stopped = False
         self._terminals: list[PtyTerminal] = []
         self._oom_seen = 0
-        home = BASE_ENVIRONMENT if not self._is_view else {**BASE_ENVIRONMENT, **VIEW_ENVIRONMENT}
-        self._env = {**home, **spec.environment()}
+        self._env = {**BASE_ENVIRONMENT, **extra_environment, **spec.environment()}
         self.id = f"{backend.lease}.{life.name}"
 
     @property
@@ -181,6 +208,7 @@ class Box:
         stdin: bytes | None = None,
         max_output_bytes: int = OUTPUT_BYTES,
         merge_stderr: bool = True,
+        secret: bytes | None = None,
     ) -> ExecResult:
         result = await run(
             self._life,
@@ -191,12 +219,13 @@ class Box:
             stdin=stdin,
             max_output_bytes=max_output_bytes,
             merge_stderr=merge_stderr,
+            secret=secret,
         )
         kills = self._backend.oom_kills(self._life.name)
         oom, self._oom_seen = kills > self._oom_seen, kills
         if not oom:
             return result
-        return ExecResult(result.exit_code, result.output, result.stderr, result.timed_out, result.truncated, True)
+        return replace(result, oom=True)
 
     async def put(self, files: Mapping[str, FileEntry | bytes]) -> None:
         await write_files(self._life, files)
@@ -240,19 +269,21 @@ class Box:
         return terminal
 
     async def end_processes(self) -> None:
+        await self._end()
+
+    async def _end(self) -> Left:
         try:
-            await self._life.channel.request({"op": "end"}, timeout_s=OPERATION_S)
+            said, _ = await self._life.channel.request({"op": "end"}, timeout_s=OPERATION_S)
         except OSError as error:
             raise InfraFault(FaultCause.SANDBOX, f"{self.id}: {error}") from error
+        return Left(tuple(said["changed"]), tuple(said["ended"]))
 
-    async def fork_view(self) -> Box:
-        await self.end_processes()
+    async def fork_view(self) -> View:
+        left = await self._end()
         life = await self._backend.launch(self._spec, system=self._base, over=self._life.name)
-        return Box(self._backend, self._spec, life, base=self._base, is_view=True)
+        return View(self._backend, self._spec, life, left, base=self._base)
 
     async def reset(self) -> None:
-        if self._is_view:
-            raise ValueError("a view cannot be reset: fork another")
         await self._close_terminals()
         old = self._life
         self._life, _ = await asyncio.gather(self._backend.start_life(self._spec, self._base), self._backend.end(old))
@@ -270,3 +301,22 @@ class Box:
         for terminal in self._terminals:
             await terminal.close()
         self._terminals.clear()
+
+
+class View(Box):
+    """A fresh box over another's files; see the protocol `View`."""
+
+    def __init__(
+        self, backend: ZygoteBackend, spec: SandboxSpec, life: Life, left: Left, *, base: str | None = None
+    ) -> None:
+        super().__init__(backend, spec, life, base=base, extra_environment=VIEW_ENVIRONMENT)
+        self.left = left
+
+    async def seal(self, *paths: str) -> None:
+        try:
+            await self._backend.seal(self._life, paths)
+        except OSError as error:
+            raise InfraFault(FaultCause.SANDBOX, f"{self.id}: {error}") from error
+
+    async def reset(self) -> None:
+        raise ValueError("a view cannot be reset: fork another")

@@ -19,6 +19,8 @@ from components.sandbox.image import CopyStep, FileEntry, ImageSpec, RunStep, no
 OUTPUT_BYTES = 1 << 20
 """Default bound of a command's kept output: half from its start, half from its end."""
 GET_BYTES = 64 << 20
+REPORT_FD, SECRET_FD = 3, 4
+"""A command that is given a secret reads it, once, from one and reports on the other: neither has a name in the box."""
 SYSTEM_FOLDERS = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr")
 
 
@@ -115,6 +117,22 @@ class ExecResult:
     truncated: bool
     oom: bool
     """Whether the kernel killed a process of the box for memory while the command ran."""
+    report: bytes = b""
+    """What it wrote to `REPORT_FD`, where it was given a secret."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """What the agent's side left that its view does not have. Both lists are bounded, names are printable.
+
+    Attributes:
+        reverted: "changed /usr/bin/less", "planted /logs/verifier/reward.txt": paths that the view shows as a new box
+            does.
+        ended: names of processes that still ran; not those that were asked for and not waited for.
+    """
+
+    reverted: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
 
 
 class Terminal(Protocol):
@@ -176,8 +194,12 @@ class Sandbox(Protocol):
         stdin: bytes | None = None,
         max_output_bytes: int = OUTPUT_BYTES,
         merge_stderr: bool = True,
+        secret: bytes | None = None,
     ) -> ExecResult:
-        """Run a command to its end or its timeout (then it and everything it started is killed)."""
+        """Run a command to its end or its timeout (then it and everything it started is killed).
+
+        `secret`, at most a pipe's 4 KiB, is what it can read from `SECRET_FD`; whoever reads first has it.
+        """
         ...
 
     async def put(self, files: Mapping[str, FileEntry | bytes]) -> None:
@@ -200,7 +222,7 @@ class Sandbox(Protocol):
         """Kill every process in the box."""
         ...
 
-    async def fork_view(self) -> Sandbox:
+    async def fork_view(self) -> View:
         """End the box's processes, then start a fresh box over its files: its own system, not the agent's."""
         ...
 
@@ -210,6 +232,19 @@ class Sandbox(Protocol):
 
     async def stop(self) -> None:
         """End the box and everything in it. Idempotent."""
+        ...
+
+
+class View(Sandbox, Protocol):
+    """A fresh box over another's files, for who must not rely on what ran there."""
+
+    @property
+    def left(self) -> Left:
+        """What is not here because it was the agent's."""
+        ...
+
+    async def seal(self, *paths: str) -> None:
+        """Make folders read-only for everything in the view. `process` isolation cannot: look whether it held."""
         ...
 
 

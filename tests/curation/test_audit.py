@@ -44,7 +44,7 @@ async def test_a_broken_task_is_rejected_with_a_reason_a_person_can_check(
         "train-00001": (test, "#!/bin/bash\necho 'bash: pytest: command not found'\n"),
         "train-00002": ("environment/Dockerfile", "FROM x\nWORKDIR /app\nVOLUME /data\n"),
         "train-00003": (test, (folder / "train-00003" / test).read_text().replace("1-", "9-")),
-        "train-00004": (test, '#!/bin/bash\nsay() { printf \'{"nonce":"%s",%s}\\n\' "$LONGSHELL_NONCE" "$1"; }\n'
+        "train-00004": (test, '#!/bin/bash\nread -r n <&4; say() { printf \'{"nonce":"%s",%s}\\n\' "$n" "$1"; }\n'
                         'say \'"collected":["a"]\'; say \'"id":"a","outcome":"passed"\'; say \'"finished":true\'\n'),
     }  # fmt: skip
     for task, (path, text) in breaks.items():

@@ -9,7 +9,7 @@ import pytest
 from components.config import SandboxConfig
 from components.errors import FaultCause, InfraFault, StopReason
 from components.harness import Progress, dismiss, run_trial
-from components.sandbox import ExecResult, SandboxSpec
+from components.sandbox import ExecResult, Left, SandboxSpec
 from tests.harness.parts import BUDGET, FakePolicy, FakeTerminal, PlainTask, answer, terse, trajectory
 
 
@@ -17,6 +17,7 @@ class FakeBox:
     """A box whose view says what a good verifier would say."""
 
     isolation = "fake"
+    left = Left(("changed /usr/bin/less",), ("sleep",))
 
     def __init__(self, backend):
         self.backend = backend
@@ -31,11 +32,17 @@ class FakeBox:
     async def fork_view(self):
         return FakeBox(self.backend)
 
-    async def put_tree(self, source, target):
-        assert target == "/tests"
+    async def put(self, files):
+        assert {Path(path).parts[1] for path in files} == {"tests", "run"}
 
-    async def exec(self, argv, *, timeout_s, cwd=None, env=None, max_output_bytes=0, merge_stderr=True):
-        nonce = (env or {}).get("LONGSHELL_NONCE")
+    async def seal(self, *paths):
+        assert paths == ("/tests", "/run/longshell")
+
+    async def get(self, path, *, max_bytes):
+        raise FileNotFoundError(path)
+
+    async def exec(self, argv, *, timeout_s, cwd=None, env=None, max_output_bytes=0, merge_stderr=True, secret=None):
+        nonce = None if secret is None else secret.decode().strip()
         lines = [] if nonce is None else [{"collected": ["a"]}, {"id": "a", "outcome": "passed"}, {"finished": True}]
         text = "".join(json.dumps({"nonce": nonce, **line}) + "\n" for line in lines)
         return ExecResult(0, text.encode(), b"", False, False, False)
@@ -87,6 +94,8 @@ async def test_a_trial_ends_graded_with_its_box_gone_and_its_phases_timed():
     assert set(done.timings_s) == {"start", "sample", "execute", "verify", "stop"}
     assert done.facts["commands"] == 1
     assert done.facts["isolation"] == "fake"
+    assert done.facts["tampering"] == ["changed /usr/bin/less"]
+    assert done.facts["left_running"] == ["sleep"]
     assert (progress.turns, progress.tokens) == (2, len(done.turns[-1].prompt_ids) + len(done.turns[-1].completion_ids))
 
 

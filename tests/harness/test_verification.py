@@ -14,7 +14,8 @@ from tests.harness.parts import FakePolicy, PlainTask, answer, terse, trajectory
 
 SPEC = SandboxSpec(memory_mb=64, disk_mb=8)
 OWN = r"""#!/bin/bash
-say() { printf '{"nonce":"%s",%s}\n' "$LONGSHELL_NONCE" "$1"; }
+read -r nonce <&4
+say() { printf '{"nonce":"%s",%s}\n' "$nonce" "$1"; }
 say '"collected":["made","right"]'
 outcome() { if eval "$2"; then echo passed; else echo failed; fi; }
 say "\"id\":\"made\",\"outcome\":\"$(outcome made '[[ -f word ]]')\""
@@ -39,7 +40,7 @@ async def graded(backend, graded_task, *commands, timeout_s=10.0):
     try:
         for command in commands:
             await box.exec(["/bin/bash", "-c", command], timeout_s=10)
-        return await verify_result(box, graded_task, timeout_s=timeout_s)
+        return (await verify_result(box, graded_task, timeout_s=timeout_s)).report
     finally:
         await box.stop()
 

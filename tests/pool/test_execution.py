@@ -75,9 +75,9 @@ async def test_reference_solutions_pass_and_doing_nothing_never_does(backend: Sa
         write_task(generated, folder)
         task = load_task(folder)
         box = await backend.start(task.sandbox_spec(LIMITS))
-        untouched = await verify_result(box, task, timeout_s=10)
+        untouched = (await verify_result(box, task, timeout_s=10)).report
         solved = await box.exec(["/bin/bash"], timeout_s=10, stdin=(folder / "solution" / "solve.sh").read_bytes())
-        after = await verify_result(box, task, timeout_s=10)
+        after = (await verify_result(box, task, timeout_s=10)).report
         await box.stop()
         assert untouched.outcome is False, task.instruction
         assert solved.exit_code == 0, (task.instruction, solved.output)

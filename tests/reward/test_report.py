@@ -93,7 +93,7 @@ def test_a_report_is_read_from_its_path_and_a_missing_one_says_so(tmp_path):
     assert read_report(path, "assertions.jsonl").outcome is True
     assert read_report(str(path), "assertions.jsonl").outcome is True
     with pytest.raises(ValueError, match="unknown report kind"):
-        read_report(path, "tap")
+        read_report(path, "tape")
 
 
 def test_text_out_of_a_sandbox_that_names_a_file_of_ours_is_not_opened(tmp_path):

@@ -37,6 +37,19 @@ def test_means_stand_beside_their_counts():
     assert (metrics["stop/completed"], metrics["stop/turn_limit"], metrics["stop/gave_up"]) == (1, 1, 0)
 
 
+def test_trials_that_tampered_are_counted_and_only_where_it_was_looked_for():
+    (task,) = tasks(1)
+    facts = [{"tampering": ["changed /bin/cat"], "left_running": []}, {"tampering": [], "left_running": []}]
+    trials = [
+        Trial(name, task.ref, turns(1), StopReason.COMPLETED, report(False), None, {}, fact)
+        for name, fact in zip("ab", facts, strict=True)
+    ]
+    metrics = rollout_metrics(trials, [reward(0.0)] * 2, ledger_of(trials), seconds=1.0)
+    assert (metrics["rollout/tampered"], metrics["rollout/left_running"]) == (1, 0)
+    unseen = [graded("c", task.ref, count=1)]
+    assert "rollout/tampered" not in rollout_metrics(unseen, [reward(0.0)], ledger_of(unseen), seconds=1.0)
+
+
 def test_a_mean_over_nothing_is_absent():
     metrics = rollout_metrics([], [], Ledger(0), seconds=1.0)
     assert metrics["rollout/launched"] == 0

@@ -11,9 +11,11 @@ import os
 import resource
 import signal
 import socket
+import stat
 from typing import NamedTuple
 
 from . import cgroups, kernel, seccomp
+from .changes import HIDDEN, PRISTINE
 from .userland import BOX, NEW, Userland
 
 HOME_FOLDERS = (
@@ -32,9 +34,6 @@ HOME_FOLDERS = (
     "var/cache",
 )
 MOUNT_POINTS = ("usr", "etc", "proc", "sys", "dev")
-PRISTINE = ("boot", "logs", "run", "solution", "tests")
-"""Folders that a view shows empty whatever the agent put there; with MOUNT_POINTS and the links of a merged /usr they
-are what a verifier may rely on."""
 SECRET_FILES = ("kcore", "keys", "timer_list", "sysrq-trigger", "kallsyms", "kmsg", "sched_debug", "latency_stats")
 SECRET_FOLDERS = ("acpi", "scsi")
 READ_ONLY_FOLDERS = ("bus", "fs", "irq", "sys")
@@ -117,6 +116,9 @@ def _fill_root(root: str, userland: Userland, *, empty: bool) -> None:
         for name in ("tmp", "var/tmp"):
             os.chmod(f"{root}/{name}", 0o1777)
         os.chmod(f"{root}/root", 0o700)
+    else:
+        for name in HIDDEN:
+            os.mknod(f"{root}/{name}", stat.S_IFCHR, 0)  # a whiteout
     for name, target in userland.links:
         os.symlink(target, f"{root}/{name}")
 
@@ -191,8 +193,11 @@ def keep_only(descriptors: list[int]) -> None:
     os.closerange(previous + 1, 1 << 20)
 
 
-def become_box(order: Order, tools: Tools, sync: socket.socket) -> None:
-    """Turn this fresh child, already pid 1 of a new pid namespace, into the first process of a box."""
+def become_box(order: Order, tools: Tools, sync: socket.socket) -> dict[str, int]:
+    """Turn this fresh child, already pid 1 of a new pid namespace, into the first process of a box.
+
+    Returns descriptors of the folders that hold what is changed below /usr and /etc.
+    """
     privileged = tools.userland.root_uid != 0
     cgroups.join(order.groups)
     trees = _borrow(order, tools.own_mounts)
@@ -202,6 +207,7 @@ def become_box(order: Order, tools: Tools, sync: socket.socket) -> None:
     kernel.raise_loopback()
     lowers = _lay_out(order, tools, trees)
     _mount_all(lowers, tools.userland.overlay_options)
+    uppers = {name: os.open(f"{BOX}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) for name in ("usr", "etc")}
     kernel.enter_root(NEW)
     _enter_user_namespace(sync, privileged)
     os.setsid()
@@ -213,3 +219,13 @@ def become_box(order: Order, tools: Tools, sync: socket.socket) -> None:
     _set_rlimits(order.limits, not order.groups, order.disk_bytes)
     if tools.filter is not None:
         seccomp.install(tools.filter)
+    return uppers
+
+
+def make_read_only(mounts: int, paths: list[str]) -> None:
+    """In a child of the zygote: nothing in the box with these mounts can write below `paths` from now on."""
+    kernel.setns(mounts, kernel.NEWNS)
+    flags = kernel.BIND | kernel.REMOUNT | kernel.RDONLY | kernel.NOSUID | kernel.NODEV
+    for path in paths:
+        kernel.mount(path, path, None, kernel.BIND)
+        kernel.mount("none", path, None, flags)

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from typing import NamedTuple
 
-from . import build, cgroups, kernel, processes, seccomp, server, userland, wire
+from . import build, cgroups, changes, kernel, processes, seccomp, server, userland, wire
 
 WATCH_MS = 1000
 INODES_PER_MIB = 256
@@ -117,6 +117,9 @@ class Zygote:
     def _handle(self, body: wire.Body, fds: list[int]) -> None:
         """The boundary at which a box that cannot be started becomes an answer."""
         name = body["box"]
+        if body["op"] == "seal":
+            self._tell({"id": body["id"], **self._seal(name, body["paths"])})
+            return
         try:
             if body["op"] == "start":
                 self._start(name, body, fds[0])
@@ -171,6 +174,31 @@ class Zygote:
             raise OSError(0, f"there is no box {name} to start from")
         return box.mounts
 
+    def _seal(self, name: str, paths: list[str]) -> wire.Body:
+        """Makes folders of a box read-only from outside; the answer."""
+        if self._tools is None:  # no mounts of its own: who seals must look whether it held
+            return {}
+        try:
+            mounts = self._mounts(name)
+            pid = os.fork()
+        except OSError as error:
+            return server.describe(error)
+        if pid == 0:
+            self._make_read_only(mounts, paths)
+        _, status = os.waitpid(pid, 0)
+        return {} if status == 0 else {"errno": os.waitstatus_to_exitcode(status), "error": f"{paths}: not sealed"}
+
+    def _make_read_only(self, mounts: int | None, paths: list[str]) -> None:
+        """In the child. Never returns; exits with the error number."""
+        try:
+            assert mounts is not None, "a box is named"
+            build.make_read_only(mounts, paths)
+            os._exit(0)
+        except OSError as error:
+            os._exit(error.errno or 1)
+        except BaseException:
+            os._exit(1)
+
     def _live_in_box(self, order: build.Order, tools: build.Tools, control: int, sync: socket.socket) -> None:
         """In the child. Never returns: its end is the end of the box."""
         try:
@@ -178,13 +206,13 @@ class Zygote:
             kept = [manager.fileno(), sync.fileno(), tools.own_mounts]
             build.keep_only([*kept, *(fd for fd in (order.system, order.over) if fd is not None)])
             try:
-                build.become_box(order, tools, sync)
+                uppers = build.become_box(order, tools, sync)
             except OSError as error:
                 wire.send(manager, {"id": 0, **server.describe(error)})
                 os._exit(1)
             kernel.silence_streams()
-            build.keep_only([manager.fileno()])
-            server.Server(manager, server.Place("", True)).serve()
+            build.keep_only([manager.fileno(), *uppers.values()])
+            server.Server(manager, server.Place("", True, uppers, tools.userland.links)).serve()
             os._exit(0)
         except BaseException:
             traceback.print_exc()
@@ -206,7 +234,7 @@ class Zygote:
                 os.setsid()
                 kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
                 kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
-                server.Server(manager, server.Place(folder, False)).serve()
+                server.Server(manager, server.Place(folder, False, {}, ())).serve()
                 os._exit(0)
             except BaseException:
                 traceback.print_exc()
@@ -263,8 +291,9 @@ class Zygote:
 
 
 def _ignore_pristine(root: str) -> Callable[[str, list[str]], list[str]]:
-    """For copytree: the top-level folders that a view shows empty."""
-    return lambda folder, names: [name for name in names if folder == root and name in build.PRISTINE]
+    """For copytree: the top-level folders that a view shows empty, and the names it does not show."""
+    kept_back = {*changes.PRISTINE, *changes.HIDDEN}
+    return lambda folder, names: [name for name in names if folder == root and name in kept_back]
 
 
 def main(control_fd: int) -> None:

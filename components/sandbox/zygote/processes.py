@@ -11,6 +11,8 @@ import signal
 import time
 from typing import NamedTuple
 
+from .changes import printable
+
 ROUNDS = 50
 PAUSE_S = 0.002
 
@@ -53,6 +55,20 @@ def descendants(ancestor: int, table: dict[int, Process]) -> set[int]:
             if child not in found:
                 found.add(child)
                 open_ends.append(child)
+    return found
+
+
+def names(pids: set[int]) -> list[str]:
+    """What these processes call themselves; those that have ended meanwhile, or are dead, not at all."""
+    found = []
+    for pid in sorted(pids):
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                head, _, rest = file.read().rpartition(b")")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if rest.split()[0] not in (b"Z", b"X"):
+            found.append(printable(os.fsdecode(head.partition(b"(")[2])))
     return found
 
 

@@ -17,9 +17,10 @@ import stat
 import struct
 import termios
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from . import processes, wire
+from . import changes, processes, wire
 
 DEFAULT_SIGNALS = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD]
 OOM_PREFERENCE = "500"
@@ -30,10 +31,15 @@ MARK = "LONGSHELL_EXEC"
 
 
 class Place(NamedTuple):
-    """Where the server runs: `prefix` is empty in a box with its own root, else the folder that stands for it."""
+    """Where the server runs: `prefix` is empty in a box with its own root, else the folder that stands for it.
+
+    `uppers` and `links` are what `changes.changed` asks for.
+    """
 
     prefix: str
     has_namespace: bool
+    uppers: Mapping[str, int]
+    links: Sequence[tuple[str, str]]
 
 
 class Running(NamedTuple):
@@ -60,6 +66,7 @@ class Server:
         self._running: dict[int, Running] = {}
         self._timed_out: set[int] = set()
         self._ended = False
+        self._before = frozenset(self._changed())
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> None:
@@ -162,11 +169,21 @@ class Server:
 
     def _exec(self, body: wire.Body, fds: list[int]) -> None:
         request = int(body["id"])
-        out, err, *stdin = fds
-        source = (os.POSIX_SPAWN_DUP2, stdin[0], 0) if stdin else (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)
+        places: list[int] = body["places"]
         mark = f"{MARK}={request}"
         body["env"][MARK] = str(request)
-        pid = self._spawn(body, [source, (os.POSIX_SPAWN_DUP2, out, 1), (os.POSIX_SPAWN_DUP2, err, 2)])
+        actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = []
+        if 0 not in places:
+            actions.append((os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0))
+        sources: list[int] = []
+        try:
+            for fd, place in zip(fds, places, strict=True):
+                sources.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(places) + 1))  # no source is another's place
+                actions.append((os.POSIX_SPAWN_DUP2, sources[-1], place))
+            pid = self._spawn(body, actions)
+        finally:
+            for source in sources:
+                os.close(source)
         self._running[pid] = Running(request, time.monotonic() + body["timeout_s"], mark.encode())
 
     def _terminal(self, body: wire.Body, fds: list[int]) -> None:
@@ -216,7 +233,12 @@ class Server:
             return f"{real}/{name}"
         raise OSError(errno.EXDEV, "leads out of the box", path)
 
+    def _changed(self) -> Iterator[str]:
+        return changes.changed(self._place.prefix, self._place.uppers, self._place.links)
+
     def _end(self, body: wire.Body, fds: list[int]) -> None:
+        """Ends every process; tells which of them nobody had asked for, and what the box changed of its system."""
+        left = processes.names(processes.descendants(os.getpid(), processes.listing()) - self._running.keys())
         if self._place.has_namespace:
             processes.end_namespace()
         else:
@@ -231,7 +253,8 @@ class Server:
                 raise OSError(errno.EBUSY, "processes of the box do not end")
             time.sleep(pause)
             pause = min(pause * 2, 0.02)
-        self._reply({"id": body["id"]})
+        changed = changes.told(self._changed(), self._before)
+        self._reply({"id": body["id"], "ended": changes.told(iter(left)), "changed": changed})
 
 
 def find_program(name: str, search: str) -> str:

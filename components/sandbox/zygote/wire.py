@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ INLINE_BYTES = 60_000
 """Below the smallest socket buffer a kernel is configured with (a datagram must fit it whole)."""
 SPILLED = b"@"
 MAX_FDS = 8
+FD_BYTES = array("i").itemsize
+CONTROL_BYTES = socket.CMSG_SPACE(MAX_FDS * FD_BYTES)
 
 Body = dict[str, Any]
 
@@ -59,12 +62,13 @@ def send(sock: socket.socket, body: Body, fds: Sequence[int] = ()) -> None:
 
 def receive(sock: socket.socket) -> tuple[Body, list[int]] | None:
     """The next message and its descriptors; None when the other side is gone."""
-    try:
-        data, fds, _, _ = socket.recv_fds(sock, INLINE_BYTES + 1, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+    try:  # not socket.recv_fds: Python 3.11's ignores its flags, and programs inherited what came with their request
+        data, ancillary, _, _ = sock.recvmsg(INLINE_BYTES + 1, CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
         return None
     if not data:
         return None
+    fds = [fd for _, _, found in ancillary for fd in array("i", found[: len(found) - len(found) % FD_BYTES])]
     if data == SPILLED:
         spill = fds.pop(0)
         data = read_file(spill)

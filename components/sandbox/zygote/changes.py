@@ -1,0 +1,109 @@
+"""What was changed in a box in places that a view of it shows pristine.
+
+Invariant: the whole of it is the content of the upper folders of /usr and /etc, and what stands in folders and under
+names that a new box does not have. Programs of the box can bring about any tree there, so the walk neither follows
+links nor recurses, and what it tells is bounded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+
+MOST_TOLD = 64
+MOST_WALKED = 20_000
+TOLD_CHARS = 200
+
+PRISTINE = ("boot", "logs", "run", "solution", "tests")
+"""Folders that a view shows empty whatever the agent put there; with /usr, /etc, /proc, /sys, /dev and the links of a
+merged /usr they are what a verifier may rely on."""
+HIDDEN = (
+    ".coveragerc", ".pytest.ini", ".pytest.toml", "conftest.py", "package.json", "node_modules", "pyproject.toml",
+    "pytest.ini", "pytest.toml", "setup.cfg", "setup.py", "sitecustomize.py", "tox.ini", "usercustomize.py",
+)  # fmt: skip
+"""Names in / that no view shows: test runners look for their configuration upwards from /tests."""
+CACHED = re.compile(r"/__pycache__/(?:[^/]+\.pyc(?:\.\d+)?)?$")
+"""What a Python of root's leaves of every module it loads. It is reverted like the rest, but says nothing of intent."""
+
+
+def told(lines: Iterator[str], before: frozenset[str] = frozenset()) -> list[str]:
+    """The first of them, without those that stood there before, and how many more there are."""
+    rest = [line for line in islice(lines, MOST_WALKED) if line not in before]
+    more = [f"and {len(rest) - MOST_TOLD} more"] if len(rest) > MOST_TOLD else []
+    return [line[:TOLD_CHARS] for line in rest[:MOST_TOLD]] + more
+
+
+def changed(prefix: str, uppers: Mapping[str, int], links: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """One line a path.
+
+    Args:
+        prefix: the folder that stands for the root; empty in a box with its own.
+        uppers: descriptors of the upper folders, by the name of what they lie over.
+        links: links of the root that a new box has, with their targets.
+    """
+    for name, target in links:
+        if not os.path.islink(f"{prefix}/{name}") or os.readlink(f"{prefix}/{name}") != target:
+            yield f"replaced /{name}"
+    for name in HIDDEN:
+        if os.path.lexists(f"{prefix}/{name}"):
+            yield f"planted /{name}"
+    for name in PRISTINE:
+        yield from _planted(f"{prefix}/{name}", f"/{name}")
+    for name, upper in uppers.items():
+        for path, mode, device in _walk(upper):
+            if CACHED.search(path):
+                continue
+            removed = stat.S_ISCHR(mode) and device == 0
+            yield printable(f"{'removed' if removed else 'changed'} /{name}/{path}")
+
+
+def _planted(place: str, name: str) -> Iterator[str]:
+    try:
+        root = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    except OSError:  # a link or a file
+        yield f"planted {name}"
+        return
+    try:
+        for path, _, _ in _walk(root):
+            yield printable(f"planted {name}/{path}")
+    finally:
+        os.close(root)
+
+
+def _walk(root: int) -> Iterator[tuple[str, int, int]]:
+    """Path, mode and device number of everything below a folder but the folders that hold something."""
+    waiting = [""]
+    while waiting:
+        inner = waiting.pop()
+        try:
+            folder = os.open(inner or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
+        except OSError:  # too deep for a path
+            yield inner, 0, 0
+            continue
+        try:
+            with os.scandir(folder) as found:
+                entries = list(found)
+            if inner and not entries:
+                yield f"{inner}/", stat.S_IFDIR, 0
+            for entry in entries:
+                path = f"{inner}/{entry.name}" if inner else entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(path)
+                else:
+                    info = entry.stat(follow_symlinks=False)
+                    yield path, info.st_mode, info.st_rdev
+        finally:
+            os.close(folder)
+
+
+def printable(name: str) -> str:
+    """A name that an agent chose, as text that can be stored and shown."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8", "backslashreplace").translate(_CONTROLS)
+
+
+_CONTROLS = {code: f"\\x{code:02x}" for code in [*range(32), 127]}

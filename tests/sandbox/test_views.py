@@ -1,0 +1,109 @@
+"""What a view tells of the box it was made from, what cannot be changed in it, and a channel that has no name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from components.sandbox import Sandbox, ZygoteBackend
+from components.sandbox.zygote import changes
+from tests.conformance.sandbox_suite import sh
+from tests.sandbox.conftest import SMALL
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module", params=["root", "unprivileged"])
+async def any_box(
+    request: pytest.FixtureRequest, root_backend: ZygoteBackend, unprivileged_backend: ZygoteBackend
+) -> AsyncIterator[Sandbox]:
+    backend = root_backend if request.param == "root" else unprivileged_backend
+    started = await backend.start(SMALL)
+    yield started
+    await started.stop()
+
+
+async def test_every_reverted_path_is_told(any_box: Sandbox) -> None:
+    forge = """
+mkdir -p /logs/verifier /tests; echo 1 > /logs/verifier/reward.txt; ln -s /app /tests/x; echo x > /conftest.py
+echo x >> /etc/passwd; rm /etc/hosts; rm /lib64; ln -s /app /lib64; echo mine > /app/work; touch /root/mine
+"""
+    await sh(any_box, forge)
+    view = await any_box.fork_view()
+    assert sorted(view.left.reverted) == [
+        "changed /etc/passwd",
+        "planted /conftest.py",
+        "planted /logs/verifier/reward.txt",
+        "planted /tests/x",
+        "removed /etc/hosts",
+        "replaced /lib64",
+    ]
+    assert (await sh(view, "ls -d /conftest.py /lib64/ld-linux* 2>&- | wc -l; ls /app /root"))[1].startswith("1\n")
+    await view.stop()
+
+
+async def test_nothing_is_told_of_honest_work(any_box: Sandbox) -> None:
+    await sh(
+        any_box, "echo x > /app/a; python3 -c 'import json, pdb'; git init -q /app/r; (sleep 99 &); cat /etc/passwd"
+    )
+    view = await any_box.fork_view()
+    assert view.left.reverted == ()
+    assert view.left.ended == ("sleep",)
+    await view.stop()
+
+
+async def test_a_hostile_tree_is_told_in_part_and_does_not_end_the_box(root_backend: ZygoteBackend) -> None:
+    box = await root_backend.start(SMALL)
+    plant = """
+import os
+os.makedirs('/logs'); os.chdir('/logs')
+for n in range(300): open(f'n{n}', 'w').close()
+open(b'\\xff\\n\\x1b[31m', 'w').close()
+for n in range(1500): os.mkdir('d'); os.chdir('d')
+"""
+    result = await box.exec(["python3", "-c", plant], timeout_s=20)
+    assert result.exit_code == 0, result.output
+    view = await box.fork_view()
+    assert len(view.left.reverted) == changes.MOST_TOLD + 1
+    assert view.left.reverted[-1] == "and 238 more"
+    assert all(line.isprintable() and line.isascii() for line in view.left.reverted)
+    assert changes.printable(os.fsdecode(b"a\xff\n\x1b")) == "a\\udcff\\x0a\\x1b"
+    await view.stop()
+    await box.stop()
+
+
+async def test_a_sealed_folder_is_read_only_whatever_is_tried(any_box: Sandbox) -> None:
+    view = await any_box.fork_view()
+    await view.put({"/tests/test.sh": b"true\n", "/tests/data/x": b"1\n"})
+    await view.seal("/tests")
+    for attempt in ("echo > /tests/test.sh", "rm /tests/data/x", "touch /tests/new", "mv /tests /t", "umount /tests",
+                    "mount -o remount,rw /tests", "chmod 777 /tests/test.sh", "mount --bind /app /tests"):  # fmt: skip
+        assert (await sh(view, f"({attempt}) 2>/dev/null"))[0] != 0, attempt
+    assert await view.get("/tests/test.sh") == b"true\n"
+    assert await sh(view, "cd /tests && bash test.sh && cat data/x; echo fine > /logs/here && cat /logs/here") == (
+        0,
+        "1\nfine\n",
+    )
+    with pytest.raises(OSError, match="Read-only"):
+        await view.put({"/tests/more": b""})
+    await view.stop()
+
+
+async def test_a_secret_is_read_once_and_a_report_comes_back_apart_from_the_output(any_box: Sandbox) -> None:
+    script = (
+        'read -r said <&4; echo "$said" >&3; echo out; read -r again <&4; echo "[$again]"; env; cat /proc/*/environ'
+    )
+    result = await any_box.exec(["bash", "-c", script], timeout_s=10, secret=b"hush\n")
+    assert result.report == b"hush\n"
+    assert result.output.startswith(b"out\n[]\n")
+    assert b"hush" not in result.output
+
+
+async def test_a_program_inherits_no_descriptor_it_was_not_given(any_box: Sandbox) -> None:
+    # Python 3.11's socket.recv_fds ignores its flags: every program held a second copy of its request's descriptors.
+    for given, expected in (({}, "0 1 2 3"), ({"stdin": b""}, "0 1 2 3"), ({"secret": b""}, "0 1 2 3 4 5")):
+        result = await any_box.exec(["bash", "-c", "echo $(ls /proc/self/fd)"], timeout_s=10, **given)
+        assert result.output.decode().strip().removesuffix(" 255") == expected
