@@ -102,8 +102,8 @@ class AgentLoop:
         while True:
             prompt = self.trajectory.follow(answer, [user(text)])
             room = self._config.max_context_tokens - len(prompt)
-            if compaction is not None and answer is not None and self._turns_left > COMPACTION_TURNS:
-                if compaction.is_due(prompt):
+            if compaction is not None and self._turns_left > COMPACTION_TURNS:
+                if answer is not None and compaction.is_due(prompt):
                     rewritten = await self._rewrite(compaction, answer)
                     if stop := stop_of(AgentStands(compaction_failed=rewritten is None)):
                         return stop

@@ -83,6 +83,17 @@ async def test_the_three_calls_count_as_turns():
     assert running.tally.commands == 5
 
 
+async def test_the_first_answer_leaves_the_budget_free_too_and_without_it_none_is_drawn():
+    policy = FakePolicy(answer("x" * 500), "did x", "why?", "because")
+    running = loop(policy, max_turn_tokens=1000)
+    assert await running.run("z" * 300) is StopReason.COMPLETED
+    assert len(policy.prompts[0]) + policy.limits[0] == WALL - 200
+    assert running.tally.compactions_succeeded == 1
+    policy = FakePolicy()
+    assert await loop(policy).run("z" * 1000) is StopReason.TOKEN_LIMIT
+    assert policy.prompts == []
+
+
 async def test_a_history_is_not_rewritten_where_no_turn_would_be_left_to_use_it():
     policy = FakePolicy(*[LONG] * 9)
     running = loop(policy, max_turns=6)
