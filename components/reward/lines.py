@@ -14,7 +14,7 @@ from typing import Any
 from components.records import AssertionOutcome, VerifierReport
 from components.reward.foreign import ERROR, FAILED, NOT_RUN, PASSED, SKIPPED, Unreadable, gathered, passes, report_of
 
-_PLAN = re.compile(r"^1\.\.(\d{1,6})(?:\s*#.*)?$")
+_PLAN = re.compile(r"^1\.\.(\d{1,5})(?:\s*#.*)?$")
 _POINT = re.compile(r"^(not )?ok(?![^ \t])")
 _BAIL = re.compile(r"^Bail out!", re.IGNORECASE)
 _GO = {"pass": PASSED, "fail": FAILED, "skip": SKIPPED}

@@ -1,0 +1,248 @@
+"""The failure contract as a table: every situation, and the one thing it means."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.errors import ConfigError, FaultCause, InfraFault, RecordError, StopReason, StoreError
+from components.outcomes import (
+    AGAINST_TASK,
+    AgentStands,
+    HttpAnswered,
+    Raised,
+    TrialOverdue,
+    TurnDrawn,
+    VerifierEnded,
+    classify,
+)
+from components.records import AssertionOutcome, VerifierReport
+
+PASSED, FAILED, ERROR, SKIPPED, NOT_RUN = AssertionOutcome
+URL = "http://sampler/generate"
+
+
+def stream(outcome, *outcomes, cause=None):
+    return VerifierReport(dict(zip("abc", outcomes, strict=False)), outcome, "assertions.jsonl", cause)
+
+
+def wrote(outcome, *outcomes):
+    return VerifierReport(dict(zip("abc", outcomes, strict=False)), outcome, "reward.txt")
+
+
+def bare_zero(said):
+    """A verifier that wrote a 0 and nothing else, after these words."""
+    return VerifierEnded(0, said=f"first line\n{said}\nlast line\n", files=wrote(False))
+
+
+SOLVED, UNSOLVED = stream(True, PASSED, PASSED), stream(False, PASSED, FAILED)
+BROKEN_OFF = stream(None, PASSED, NOT_RUN, cause="the report breaks off: 1 of 2 assertions reported")
+BOOT, LATE, KILLED = FaultCause.VERIFIER_BOOTSTRAP, FaultCause.VERIFIER_TIMEOUT, FaultCause.VERIFIER_KILLED
+
+AGENT = {
+    "goes on": (AgentStands(turns=1, max_turns=9), None),
+    "completes": (AgentStands(turns=1, max_turns=9, complete=True), StopReason.COMPLETED),
+    "completes with its last turn": (AgentStands(turns=9, max_turns=9, complete=True), StopReason.COMPLETED),
+    "has no turn left": (AgentStands(turns=9, max_turns=9), StopReason.TURN_LIMIT),
+    "has no room left": (AgentStands(room=0), StopReason.TOKEN_LIMIT),
+    "is over the wall": (AgentStands(room=-5), StopReason.TOKEN_LIMIT),
+    "is cut at the wall": (AgentStands(cut_at_wall=True), StopReason.TOKEN_LIMIT),
+    "cannot be compacted": (AgentStands(compaction_failed=True, room=0), StopReason.COMPACTION_FAILED),
+    "was unreadable too often": (AgentStands(unreadable=3, max_unreadable=3), StopReason.PARSE_FAILURES),
+    "was unreadable once": (AgentStands(unreadable=1, max_unreadable=3), None),
+    "was unreadable in its last turn": (
+        AgentStands(turns=9, max_turns=9, unreadable=1, max_unreadable=3),
+        StopReason.TURN_LIMIT,
+    ),
+    "left its shell": (AgentStands(shell_alive=False), StopReason.GAVE_UP),
+    "left its shell and said it is done": (AgentStands(shell_alive=False, complete=True), StopReason.GAVE_UP),
+    "is overdue": (AgentStands(overdue=True), StopReason.AGENT_TIMEOUT),
+    "is overdue in a dead shell": (AgentStands(overdue=True, shell_alive=False), StopReason.AGENT_TIMEOUT),
+}
+SAMPLER = {
+    "a turn that stopped": (TurnDrawn("stop", 3, 3), None),
+    "a turn that was cut": (TurnDrawn("length", 3, None), None),
+    "an aborted turn": (TurnDrawn("abort", 3, 3), FaultCause.SAMPLER),
+    "an aborted turn without routing": (TurnDrawn("abort", 3, 3, True), FaultCause.SAMPLER),
+    "a turn under other weights": (TurnDrawn("stop", 4, 3), FaultCause.SAMPLER),
+    "a turn without its routing": (TurnDrawn("stop", 3, 3, True), FaultCause.CAPTURE_MISSING),
+    "HTTP 200": (HttpAnswered(URL, 200, "{}"), None),
+    "HTTP 400": (HttpAnswered(URL, 400, "maximum context length"), FaultCause.SAMPLER),
+    "HTTP 429": (HttpAnswered(URL, 429), FaultCause.SAMPLER),
+    "HTTP 500": (HttpAnswered(URL, 500, "CUDA out of memory"), FaultCause.SAMPLER),
+    "HTTP 503": (HttpAnswered(URL, 503), FaultCause.SAMPLER),
+}
+MACHINE = {
+    "a trial past its remote deadline": (TrialOverdue(5400.0), FaultCause.SANDBOX),
+    "a box that died": (Raised(InfraFault(FaultCause.SANDBOX, "box1 is gone")), FaultCause.SANDBOX),
+    "an image that cannot be built": (Raised(InfraFault(FaultCause.IMAGE, "RUN exited 1")), FaultCause.IMAGE),
+    "a sampler that does not answer": (Raised(InfraFault(FaultCause.SAMPLER, "refused")), FaultCause.SAMPLER),
+    "a store that lost an object": (Raised(StoreError("no such object")), FaultCause.STORE),
+    "a store whose disk is full": (Raised(StoreError("put: No space left on device")), None),
+    "a full disk": (Raised(OSError(errno.ENOSPC, "No space left on device")), None),
+    "a mistake of ours": (Raised(KeyError("x")), None),
+    "a broken record": (Raised(RecordError("lengths")), None),
+    "a wrong configuration": (Raised(ConfigError(["x"])), None),
+}
+FAULTY_VERIFIER = {
+    "apt cannot find a package": (bare_zero("E: Unable to locate package curl"), BOOT),
+    "apt cannot fetch": (bare_zero("E: Failed to fetch http://deb.debian.org/x"), BOOT),
+    "apt cannot connect": (bare_zero("Err:1 http://deb.debian.org bookworm InRelease"), BOOT),
+    "dpkg is locked": (bare_zero("E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by 8"), BOOT),
+    "dpkg was interrupted": (bare_zero("E: dpkg was interrupted, you must manually run ..."), BOOT),
+    "dpkg is broken": (bare_zero("dpkg: error processing package x"), BOOT),
+    "DNS, as apt says it": (bare_zero("W: Temporary failure resolving 'deb.debian.org'"), BOOT),
+    "DNS, as Python says it": (bare_zero("urlopen error [Errno -3] Temporary failure in name resolution"), BOOT),
+    "DNS, as git says it": (bare_zero("fatal: unable to access: Could not resolve host: github.com"), BOOT),
+    "curl cannot connect": (bare_zero("curl: (7) Failed to connect to astral.sh port 443"), BOOT),
+    "wget cannot resolve": (bare_zero("wget: unable to resolve host address 'x'"), BOOT),
+    "curl is not there": (bare_zero("/tests/test.sh: line 3: curl: command not found"), BOOT),
+    "uvx is not there": (bare_zero("/tests/test.sh: line 9: uvx: command not found"), BOOT),
+    "uv, as dash says it": (bare_zero("/tests/test.sh: 9: uv: not found"), BOOT),
+    "uv cannot fetch": (bare_zero("error: Failed to fetch: `https://pypi.org/simple/pytest/`"), BOOT),
+    "uv cannot send": (bare_zero("  ├─▶ Failed to fetch: `https://pypi.org`"), BOOT),
+    "pip finds no version": (bare_zero("ERROR: Could not find a version that satisfies the requirement x"), BOOT),
+    "npm has no network": (bare_zero("npm ERR! code EAI_AGAIN"), BOOT),
+    "pytest is not there": (bare_zero("/usr/bin/python3: No module named pytest"), BOOT),
+    "half of pytest is there": (bare_zero("ModuleNotFoundError: No module named 'pygments'"), BOOT),
+    "the disk is full": (bare_zero("cp: error writing '/logs/x': No space left on device"), BOOT),
+    "it writes among its tests": (bare_zero("gcc: error: /tests/a.out: Read-only file system"), BOOT),
+    "it says nothing": (VerifierEnded(0), BOOT),
+    "it exits with an error": (VerifierEnded(3, said="oops"), BOOT),
+    "its script is not one": (VerifierEnded(2, said="syntax error near unexpected token"), BOOT),
+    "its program is not there": (VerifierEnded(127, said="bash: /tests/test.sh: No such file"), BOOT),
+    "it exits with 255": (VerifierEnded(255), BOOT),
+    "its verdict cannot be read": (VerifierEnded(0, files=VerifierReport({}, None, "files", "not a number")), BOOT),
+    "its report names nothing": (VerifierEnded(0, stream=stream(None, cause="the report names no assertions")), BOOT),
+    "it ran out of time": (VerifierEnded(None, timed_out=True, timeout_s=9.0), LATE),
+    "it ran out of time under way": (VerifierEnded(None, timed_out=True, timeout_s=9.0, stream=BROKEN_OFF), LATE),
+    "it ran out of time and memory": (VerifierEnded(None, timed_out=True, oom=True), LATE),
+    "it ran out of memory": (VerifierEnded(137, oom=True), KILLED),
+    "a part of it ran out of memory": (VerifierEnded(1, oom=True, said="Killed"), KILLED),
+    "it was killed": (VerifierEnded(137), KILLED),
+    "it was killed under way": (VerifierEnded(137, stream=BROKEN_OFF), KILLED),
+    "it was terminated": (VerifierEnded(143), KILLED),
+    "it crashed": (VerifierEnded(139), KILLED),
+}
+TAMPERED = "tampering: reward.txt says 1"
+VERDICTS = {
+    "all passed, on our channel": (VerifierEnded(0, stream=SOLVED), True, None),
+    "one failed, on our channel": (VerifierEnded(0, stream=UNSOLVED), False, None),
+    "both say so": (VerifierEnded(0, stream=SOLVED, files=wrote(True)), True, None),
+    "the script asks for more": (VerifierEnded(0, stream=SOLVED, files=wrote(False)), False, None),
+    "the script says more than its tests": (
+        VerifierEnded(0, stream=UNSOLVED, files=wrote(True)),
+        False,
+        f"{TAMPERED} where assertions failed",
+    ),
+    "a runner that crashed": (VerifierEnded(0, stream=BROKEN_OFF, files=wrote(False)), False, BROKEN_OFF.parse_cause),
+    "a runner that was ended as if well": (
+        VerifierEnded(0, stream=BROKEN_OFF, files=wrote(True)),
+        False,
+        f"{BROKEN_OFF.parse_cause}; {TAMPERED}",
+    ),
+    "a verdict, then killed": (VerifierEnded(137, stream=UNSOLVED), False, None),
+    "a verdict, then out of time": (VerifierEnded(None, timed_out=True, files=wrote(True)), True, None),
+    "a verdict, though memory ran out": (VerifierEnded(0, oom=True, files=wrote(False)), False, None),
+    "Harbor's 1": (VerifierEnded(0, files=wrote(True)), True, None),
+    "Harbor's 1 after a failed download": (VerifierEnded(0, said="curl: (7) x", files=wrote(True)), True, None),
+    "Harbor's 0": (VerifierEnded(1, said="1 failed", files=wrote(False)), False, None),
+    "Harbor's 0 with assertions after a failed download": (
+        VerifierEnded(0, said="curl: (7) x", files=wrote(False, PASSED, FAILED)),
+        False,
+        None,
+    ),
+    "Harbor's 0 and pytest's own warning of read-only tests": (
+        VerifierEnded(
+            1,
+            said="PytestCacheWarning: could not create cache path /tests/.pytest_cache: Read-only file system",
+            files=wrote(False),
+        ),
+        False,
+        None,
+    ),
+    "changed tests": (
+        VerifierEnded(0, stream=SOLVED, files=wrote(True), tests_whole=False),
+        False,
+        "tampering: the tests were changed while they ran",
+    ),
+}
+
+
+def test_the_table_has_every_outcome_there_is():
+    everything = [*AGENT.values(), *SAMPLER.values(), *MACHINE.values(), *FAULTY_VERIFIER.values(), *VERDICTS.values()]
+    meanings = {row[1] for row in everything}
+    assert len(everything) >= 40
+    assert set(StopReason) <= meanings
+    assert set(FaultCause) - meanings == {FaultCause.TRAINER}  # no trial meets its trainer
+
+
+@pytest.mark.parametrize("name", AGENT)
+def test_what_the_agent_does_is_a_stop_or_nothing(name):
+    stands, reason = AGENT[name]
+    assert classify(stands) is reason
+
+
+@pytest.mark.parametrize("name", [*SAMPLER, *MACHINE, *FAULTY_VERIFIER])
+def test_what_the_infrastructure_does_is_a_fault_with_its_cause_or_is_not_ours(name):
+    situation, cause = (SAMPLER | MACHINE | FAULTY_VERIFIER)[name]
+    meaning = classify(situation)
+    assert (meaning and meaning.cause) is cause
+    assert meaning is None or isinstance(meaning, InfraFault)
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_a_verdict_is_a_verdict_and_says_what_was_wrong_with_it(name):
+    run, outcome, cause = VERDICTS[name]
+    report = classify(run)
+    assert (report.outcome, report.parse_cause) == (outcome, cause)
+
+
+def test_a_fault_quotes_the_end_of_what_was_said():
+    fault = classify(VerifierEnded(137, said="x" * 5000 + "\nKilled\n"))
+    assert fault.detail.startswith("no verdict was written: SIGKILL (exit 137): x")
+    assert fault.detail.endswith("Killed")
+    assert len(fault.detail) < 700
+    assert "(no output)" in classify(VerifierEnded(0)).detail
+
+
+def test_which_causes_speak_against_a_task():
+    assert {FaultCause.IMAGE, BOOT, LATE, KILLED} == AGAINST_TASK
+
+
+reports = st.none() | st.builds(
+    VerifierReport,
+    st.dictionaries(st.sampled_from("abc"), st.sampled_from(AssertionOutcome), max_size=3),
+    st.sampled_from([True, False, None]),
+    st.just("x"),
+    st.none() | st.just("cause"),
+)
+runs = st.builds(
+    VerifierEnded,
+    exit_code=st.none() | st.integers(0, 255),
+    timed_out=st.booleans(),
+    oom=st.booleans(),
+    said=st.sampled_from(["", "curl: (6) x", "1 failed"]) | st.text(),
+    stream=reports,
+    files=reports,
+    tests_whole=st.booleans(),
+)
+
+
+@given(runs)
+def test_no_pass_without_one_and_no_zero_without_a_verdict(run):
+    meaning = classify(run)
+    given_verdicts = [report.outcome for report in (run.stream, run.files) if report and report.outcome is not None]
+    if isinstance(meaning, InfraFault):
+        assert run.tests_whole
+        assert meaning.cause in (BOOT, LATE, KILLED)
+        assert given_verdicts in ([], [False])
+        return
+    assert meaning.outcome is not None
+    assert given_verdicts or not run.tests_whole
+    if meaning.outcome:
+        assert run.tests_whole
+        assert False not in given_verdicts
