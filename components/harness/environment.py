@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,18 @@ class TrialTask(Protocol):
 
     @property
     def instruction(self) -> str: ...
+
+    @property
+    def agent_timeout_s(self) -> float | None:
+        """Seconds that the agent is given; None where the task sets no limit of its own."""
+
+    @property
+    def verifier_timeout_s(self) -> float:
+        """Seconds that the verifier is given."""
+
+    @property
+    def verifier_env(self) -> Mapping[str, str]:
+        """Environment variables of the verifier alone."""
 
     @property
     def tests_dir(self) -> Path:

@@ -67,10 +67,14 @@ async def run_trial(
 ) -> Trial:
     """Runs one attempt at one task and grades it. Cancelling it stops the box and then propagates.
 
-    `time` is the clock of the agent's deadline, when the trial can be paused.
+    A deadline of the task's own holds where it is the shorter one. `time` is the clock of the agent's deadline, when
+    the trial can be paused.
     """
     run = _Run(task, trajectory, config, progress or Progress(), time or RunningTime())
-    deadlines = Deadlines(agent_timeout_s, verifier_timeout_s)
+    deadlines = Deadlines(
+        min(agent_timeout_s, task.agent_timeout_s or agent_timeout_s),
+        min(verifier_timeout_s, task.verifier_timeout_s),
+    )
     try:
         with run.clock.phase("start"):
             spec = task.sandbox_spec(sandbox)

@@ -53,6 +53,21 @@ class Task:
         return folder if (folder / "solve.sh").is_file() else None
 
     @property
+    def agent_timeout_s(self) -> float | None:
+        """Seconds that the agent is given; None where `task.toml` names none."""
+        return self.manifest.agent_timeout_s
+
+    @property
+    def verifier_timeout_s(self) -> float:
+        """Seconds that the verifier is given."""
+        return self.manifest.verifier_timeout_s
+
+    @property
+    def verifier_env(self) -> Mapping[str, str]:
+        """Environment variables of the verifier alone."""
+        return self.manifest.verifier_env
+
+    @property
     def metadata(self) -> Mapping[str, Any]:
         return self.manifest.metadata
 

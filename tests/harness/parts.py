@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,9 @@ class PlainTask:
     spec: Any = None
     instruction: str = "write a word\n"
     ref: TaskRef = REF
+    agent_timeout_s: float | None = None
+    verifier_timeout_s: float = 600.0
+    verifier_env: Mapping[str, str] = field(default_factory=dict)
 
     def sandbox_spec(self, config: Any) -> Any:
         return self.spec

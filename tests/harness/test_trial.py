@@ -70,9 +70,9 @@ class FakeBackend:
         return None
 
 
-async def trial(policy, backend=None, *, progress=None, agent_s=5.0, **changes):
+async def trial(policy, backend=None, *, progress=None, agent_s=5.0, task=None, **changes):
     return await run_trial(
-        PlainTask(Path("/nowhere"), SandboxSpec()),
+        task or PlainTask(Path("/nowhere"), SandboxSpec()),
         trial_id="t1",
         backend=backend or FakeBackend(),
         trajectory=trajectory(policy),
@@ -97,6 +97,15 @@ async def test_a_trial_ends_graded_with_its_box_gone_and_its_phases_timed():
     assert done.facts["tampering"] == ["changed /usr/bin/less"]
     assert done.facts["left_running"] == ["sleep"]
     assert (progress.turns, progress.tokens) == (2, len(done.turns[-1].prompt_ids) + len(done.turns[-1].completion_ids))
+
+
+async def test_the_shorter_of_the_tasks_deadline_and_the_campaigns_holds():
+    hurried = PlainTask(Path("/nowhere"), SandboxSpec(), agent_timeout_s=0.05)
+    done = await trial(FakePolicy(answer("hang")), task=hurried, max_command_s=30)
+    assert done.stop is StopReason.AGENT_TIMEOUT
+    patient = PlainTask(Path("/nowhere"), SandboxSpec(), agent_timeout_s=3_000.0)
+    done = await trial(FakePolicy(answer("hang")), task=patient, agent_s=0.05, max_command_s=30)
+    assert done.stop is StopReason.AGENT_TIMEOUT
 
 
 REASONS = {

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -101,6 +102,11 @@ async def test_a_missing_verdict_is_a_fault_and_never_a_zero(backend, tmp_path, 
     with pytest.raises(InfraFault) as raised:
         await graded(backend, task(tmp_path, script), timeout_s=1.0)
     assert raised.value.cause is cause
+
+
+async def test_the_verifier_has_the_variables_that_its_task_names(backend, tmp_path):
+    named = replace(task(tmp_path, 'echo "$VERDICT" > /logs/verifier/reward.txt'), verifier_env={"VERDICT": "1"})
+    assert (await graded(backend, named)).outcome is True
 
 
 async def test_a_verdict_of_zero_is_a_zero(backend, tmp_path):
