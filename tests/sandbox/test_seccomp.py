@@ -49,13 +49,17 @@ def decide(program: list[seccomp.Instruction], arch: int, number: int, argument:
             place += if_true if met else if_false
 
 
+@pytest.mark.parametrize("ask", [False, True])
 @pytest.mark.parametrize("machine", sorted(seccomp.DENIED))
-def test_the_filter_refuses_its_list_and_nothing_else(machine: str) -> None:
-    program = seccomp.program(machine)
+def test_the_filter_refuses_its_list_and_nothing_else(machine: str, ask: bool) -> None:
+    program = seccomp.program(machine, ask=ask)
+    asked = {seccomp.DENIED[machine][name] for name in seccomp.TOLD} if ask else set()
     arch = seccomp.AUDIT_ARCH[machine]
     denied = {*seccomp.DENIED[machine].values(), *seccomp.DENIED_EVERYWHERE.values()}
     for number in range(500):
-        if number in denied:
+        if number in asked:
+            expected = seccomp.ASK
+        elif number in denied:
             expected = seccomp.REFUSE
         elif number in seccomp.ABSENT.values():
             expected = seccomp.NOT_THERE

@@ -45,6 +45,20 @@ echo x >> /etc/passwd; rm /etc/hosts; rm /lib64; ln -s /app /lib64; echo mine > 
     await view.stop()
 
 
+async def test_a_clock_that_was_to_be_turned_is_told_and_its_asker_refused(any_box: Sandbox) -> None:
+    turn = "import time\nfor n in range(100):\n try: time.clock_settime(0, n)\n except PermissionError: print(n)"
+    assert await sh(any_box, f"python3 -c '{turn}' | tail -1; date -s 2001-01-01 2>&1 | head -c 21") == (
+        0,
+        "99\ndate: cannot set date",
+    )
+    asking = "import time\nwhile 1:\n try: time.clock_settime(0, 1)\n except PermissionError: 1"
+    await any_box.exec(["bash", "-c", f"python3 -c '{asking}' >&- 2>&- & sleep .2"], timeout_s=10)
+    view = await any_box.fork_view()
+    assert view.left.reverted == ("refused clock_settime of python3", "refused clock_settime of date")
+    assert view.left.ended == ("python3",)
+    await view.stop()
+
+
 async def test_nothing_is_told_of_honest_work(any_box: Sandbox) -> None:
     await sh(
         any_box, "echo x > /app/a; python3 -c 'import json, pdb'; git init -q /app/r; (sleep 99 &); cat /etc/passwd"

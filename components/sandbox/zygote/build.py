@@ -58,7 +58,17 @@ class Tools(NamedTuple):
     userland: Userland
     own_mounts: int
     last_capability: int
-    filter: seccomp.Assembled | None
+    filters: seccomp.Filters | None
+
+
+class Handles(NamedTuple):
+    """What the first process of a box keeps open.
+
+    `uppers` are the folders that hold what is changed below /usr and /etc; on `listener` the kernel asks about calls.
+    """
+
+    uppers: dict[str, int]
+    listener: int | None
 
 
 class Lowers(NamedTuple):
@@ -193,11 +203,8 @@ def keep_only(descriptors: list[int]) -> None:
     os.closerange(previous + 1, 1 << 20)
 
 
-def become_box(order: Order, tools: Tools, sync: socket.socket) -> dict[str, int]:
-    """Turn this fresh child, already pid 1 of a new pid namespace, into the first process of a box.
-
-    Returns descriptors of the folders that hold what is changed below /usr and /etc.
-    """
+def become_box(order: Order, tools: Tools, sync: socket.socket) -> Handles:
+    """Turn this fresh child, already pid 1 of a new pid namespace, into the first process of a box."""
     privileged = tools.userland.root_uid != 0
     cgroups.join(order.groups)
     trees = _borrow(order, tools.own_mounts)
@@ -217,9 +224,7 @@ def become_box(order: Order, tools: Tools, sync: socket.socket) -> dict[str, int
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     _set_rlimits(order.limits, not order.groups, order.disk_bytes)
-    if tools.filter is not None:
-        seccomp.install(tools.filter)
-    return uppers
+    return Handles(uppers, None if tools.filters is None else seccomp.install(tools.filters))
 
 
 def make_read_only(mounts: int, paths: list[str]) -> None:

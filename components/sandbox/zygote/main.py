@@ -87,10 +87,10 @@ class Zygote:
         with open("/proc/sys/kernel/cap_last_cap") as file:
             last_capability = int(file.read())
         mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY)
-        filter_ = seccomp.assemble(platform.machine()) if seccomp.supported() else None
-        self._tools = build.Tools(land, mounts, last_capability, filter_)
+        filters = seccomp.assemble(platform.machine()) if seccomp.supported() else None
+        self._tools = build.Tools(land, mounts, last_capability, filters)
         limits = "rlimit" if hierarchies is None else f"cgroup v{hierarchies.version}"
-        return {"limits": limits, "seccomp": filter_ is not None}
+        return {"limits": limits, "seccomp": filters is not None}
 
     def serve(self) -> None:
         """Until the manager is gone."""
@@ -206,13 +206,14 @@ class Zygote:
             kept = [manager.fileno(), sync.fileno(), tools.own_mounts]
             build.keep_only([*kept, *(fd for fd in (order.system, order.over) if fd is not None)])
             try:
-                uppers = build.become_box(order, tools, sync)
+                handles = build.become_box(order, tools, sync)
             except OSError as error:
                 wire.send(manager, {"id": 0, **server.describe(error)})
                 os._exit(1)
             kernel.silence_streams()
-            build.keep_only([manager.fileno(), *uppers.values()])
-            server.Server(manager, server.Place("", True, uppers, tools.userland.links)).serve()
+            listener = [] if handles.listener is None else [handles.listener]
+            build.keep_only([manager.fileno(), *handles.uppers.values(), *listener])
+            server.Server(manager, server.Place("", True, handles, tools.userland.links)).serve()
             os._exit(0)
         except BaseException:
             traceback.print_exc()
@@ -234,7 +235,7 @@ class Zygote:
                 os.setsid()
                 kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
                 kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
-                server.Server(manager, server.Place(folder, False, {}, ())).serve()
+                server.Server(manager, server.Place(folder, False, build.Handles({}, None), ())).serve()
                 os._exit(0)
             except BaseException:
                 traceback.print_exc()

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import platform
 import struct
+from typing import NamedTuple
 
 from . import kernel
 
@@ -37,6 +39,8 @@ DENIED_EVERYWHERE = {
     "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433,
     "mount_setattr": 442, "quotactl_fd": 443, "open_tree_attr": 467,
 }  # fmt: skip
+TOLD = ("clock_settime", "settimeofday")
+"""Refused like the others, by the box's first process, which keeps count: who turns a clock does so for a verifier."""
 ABSENT = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "clone3": 435}
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 CLONE = {"x86_64": 56, "aarch64": 220}
@@ -47,7 +51,12 @@ FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK: no VSOCK (the hypervisor), ALG or PACKET."""
 
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-ALLOW, KILL_PROCESS = 0x7FFF0000, 0x80000000
+ALLOW, KILL_PROCESS, ASK = 0x7FFF0000, 0x80000000, 0x7FC00000
+SET_FILTER, NEW_LISTENER = 1, 8
+RECEIVE, SEND = 0xC0502100, 0xC0182101
+QUESTION = struct.Struct("QIIiI56x")
+"""struct seccomp_notif: id, pid, flags, and of the call its number and architecture."""
+ANSWER = struct.Struct("QqiI")
 REFUSE, NOT_THERE = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16
 
@@ -66,8 +75,9 @@ def supported() -> bool:
     return platform.machine() in DENIED
 
 
-def program(machine: str) -> list[Instruction]:
-    """The filter as BPF instructions (code, jump if true, jump if false, value)."""
+def program(machine: str, *, ask: bool = False) -> list[Instruction]:
+    """The filter as BPF instructions (code, jump if true, jump if false, value). With `ask` TOLD ones are questions."""
+    asked = {DENIED[machine][name] for name in TOLD} if ask else set()
     steps: list[Instruction] = [
         (LOAD, 0, 0, ARCHITECTURE),
         (EQUAL, 1, 0, AUDIT_ARCH[machine]),
@@ -77,7 +87,7 @@ def program(machine: str) -> list[Instruction]:
         (RETURN, 0, 0, REFUSE),
     ]
     for number in sorted([*DENIED[machine].values(), *DENIED_EVERYWHERE.values()]):
-        steps += [(EQUAL, 0, 1, number), (RETURN, 0, 0, REFUSE)]
+        steps += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ASK if number in asked else REFUSE)]
     for number in ABSENT.values():
         steps += [(EQUAL, 0, 1, number), (RETURN, 0, 0, NOT_THERE)]
     steps += [
@@ -93,15 +103,57 @@ def program(machine: str) -> list[Instruction]:
     return steps
 
 
-def assemble(machine: str) -> Assembled:
-    """The filter as the kernel reads it, and its length in instructions; done once, in the zygote."""
-    steps = program(machine)
+class Filters(NamedTuple):
+    """The filter with and without questions, as the kernel reads it."""
+
+    asking: Assembled
+    plain: Assembled
+
+
+def assemble(machine: str) -> Filters:
+    """Both filters; done once, in the zygote."""
+    return Filters(_assembled(program(machine, ask=True)), _assembled(program(machine)))
+
+
+def _assembled(steps: list[Instruction]) -> Assembled:
     raw = b"".join(struct.pack("HBBI", *step) for step in steps)
     return ctypes.create_string_buffer(raw, len(raw)), len(steps)
 
 
-def install(assembled: Assembled) -> None:
-    """Filter this process and all its children, for good. Needs no_new_privs."""
+def install(filters: Filters) -> int | None:
+    """Filter this process and all its children, for good. Needs no_new_privs.
+
+    Returns the descriptor on which the kernel asks; None where it cannot (an old one, or another listens already).
+    """
+    try:
+        return _install(filters.asking, NEW_LISTENER)
+    except OSError:
+        _install(filters.plain, 0)
+        return None
+
+
+def _install(assembled: Assembled, flags: int) -> int:
     buffer, length = assembled
     fprog = Program(length, ctypes.cast(buffer, ctypes.c_void_p))
-    kernel.checked(kernel.libc.syscall(kernel.syscall_number("seccomp"), 1, 0, ctypes.byref(fprog)), "seccomp")
+    number = kernel.syscall_number("seccomp")
+    return kernel.checked(kernel.libc.syscall(number, SET_FILTER, flags, ctypes.byref(fprog)), "seccomp")
+
+
+def question(listener: int) -> tuple[int, str, int] | None:
+    """What the kernel asks: an identity to answer to, the call, and who makes it. None when nobody waits any more."""
+    asked = bytearray(QUESTION.size)
+    try:
+        fcntl.ioctl(listener, RECEIVE, asked)
+    except OSError:
+        return None
+    identity, pid, _, number, _ = QUESTION.unpack(asked)
+    names = {DENIED[platform.machine()][name]: name for name in TOLD}
+    return identity, names[number], pid
+
+
+def refuse(listener: int, identity: int) -> None:
+    """Answer a question; one whose asker has been killed needs no answer."""
+    try:
+        fcntl.ioctl(listener, SEND, ANSWER.pack(identity, 0, -errno.EPERM, 0))
+    except OSError:
+        return

@@ -17,10 +17,11 @@ import stat
 import struct
 import termios
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from . import changes, processes, wire
+from . import changes, processes, seccomp, wire
+from .build import Handles
 
 DEFAULT_SIGNALS = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD]
 OOM_PREFERENCE = "500"
@@ -33,12 +34,12 @@ MARK = "LONGSHELL_EXEC"
 class Place(NamedTuple):
     """Where the server runs: `prefix` is empty in a box with its own root, else the folder that stands for it.
 
-    `uppers` and `links` are what `changes.changed` asks for.
+    `links` are those of the root that a new box has.
     """
 
     prefix: str
     has_namespace: bool
-    uppers: Mapping[str, int]
+    handles: Handles
     links: Sequence[tuple[str, str]]
 
 
@@ -67,6 +68,7 @@ class Server:
         self._timed_out: set[int] = set()
         self._ended = False
         self._before = frozenset(self._changed())
+        self._refused: dict[str, None] = {}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> None:
@@ -75,11 +77,16 @@ class Server:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
+        listener = self._place.handles.listener
+        if listener is not None:
+            poll.register(listener, select.POLLIN)
         self._reply({"id": 0})
         while not self._ended:
             ready = {fd for fd, _ in poll.poll(self._patience_ms())}
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
+            if listener is not None and listener in ready:
+                self._refuse(listener)
             self._report_ended(processes.reap_dead())
             self._end_overdue()
             if self._control.fileno() in ready:
@@ -89,6 +96,16 @@ class Server:
                 self._handle(*received)
         if not self._place.has_namespace:
             processes.end_descendants()
+
+    def _refuse(self, listener: int) -> None:
+        """Answer one program's call, and keep what it was."""
+        asked = seccomp.question(listener)
+        if asked is None:
+            return
+        identity, call, pid = asked
+        if len(self._refused) < changes.MOST_TOLD:
+            self._refused[f"refused {call} of {' '.join(processes.names({pid}))}"] = None
+        seccomp.refuse(listener, identity)
 
     def _listen_to_signals(self) -> None:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
@@ -234,7 +251,7 @@ class Server:
         raise OSError(errno.EXDEV, "leads out of the box", path)
 
     def _changed(self) -> Iterator[str]:
-        return changes.changed(self._place.prefix, self._place.uppers, self._place.links)
+        return changes.changed(self._place.prefix, self._place.handles.uppers, self._place.links)
 
     def _end(self, body: wire.Body, fds: list[int]) -> None:
         """Ends every process; tells which of them nobody had asked for, and what the box changed of its system."""
@@ -253,7 +270,7 @@ class Server:
                 raise OSError(errno.EBUSY, "processes of the box do not end")
             time.sleep(pause)
             pause = min(pause * 2, 0.02)
-        changed = changes.told(self._changed(), self._before)
+        changed = [*self._refused, *changes.told(self._changed(), self._before)]
         self._reply({"id": body["id"], "ended": changes.told(iter(left)), "changed": changed})
 
 
