@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from components.diagnostics.series import Evaluation, Series, StepRecord, mean
+from components.outcomes import AGAINST_TASK
 
 MAX_INFRA_SHARE = 0.05
 RED_INFRA_SHARE = 0.20
@@ -26,6 +27,7 @@ MAX_ENGINE_GAP = 0.02
 MAX_TOKEN_WALL_SHARE = 0.2
 MAX_FAILED_COMPACTIONS = 0.2
 """Share of histories that could not be rewritten; in the paper's run 98.3 % could not, and agents did work again."""
+MAX_TAMPERED_SHARE = 0.05
 MIN_FLAT_STEPS = 6
 """Fewer steps than this cannot show that a policy is flat."""
 
@@ -83,6 +85,7 @@ def diagnose(records: Sequence[StepRecord], evaluations: Sequence[Evaluation]) -
         _far_tokens,
         _token_wall,
         _compactions,
+        _tampering,
     )
     findings = [detect(series) for detect in detectors]
     findings.append(_heldout(evaluations))
@@ -128,7 +131,10 @@ def _infra_share(series: Series) -> Finding:
     causes = {name.removeprefix("fault/"): series.total(name) for name in series.names("fault/")}
     named = ", ".join(f"{cause} {count:.0f}" for cause, count in causes.items() if count)
     text = f"{faults:.0f} of {launched:.0f} launched trials ended in infrastructure faults"
-    return Finding("infrastructure", severity, text + (f" ({named})" if named else ""), share)
+    by_task = sum(causes.get(cause.value) or 0 for cause in AGAINST_TASK)
+    text += f" ({named})" if named else ""
+    text += f"; {by_task:.0f} are of kinds that one task brings about again and again" if by_task else ""
+    return Finding("infrastructure", severity, text, share)
 
 
 def _cancellation_bias(series: Series) -> Finding:
@@ -194,6 +200,17 @@ def _compactions(series: Series) -> Finding:
     share = 1 - done / tried
     severity = Severity.RED if share > MAX_FAILED_COMPACTIONS else Severity.OK
     return Finding("compactions", severity, f"{share:.1%} of {tried:.0f} histories could not be rewritten", share)
+
+
+def _tampering(series: Series) -> Finding:
+    """What is tried is not rewarded; a policy that tries it more and more has found something that is."""
+    tampered, graded = series.total("rollout/tampered"), series.total("rollout/graded")
+    if tampered is None or not graded:
+        return _blind("tampering", "rollout/tampered")
+    share = tampered / graded
+    severity = Severity.WARN if share > MAX_TAMPERED_SHARE else Severity.OK
+    text = f"{share:.1%} of trials changed what only the system or the verifier may change; it was reverted"
+    return Finding("tampering", severity, text, share)
 
 
 def _heldout(evaluations: Sequence[Evaluation]) -> Finding:

@@ -45,6 +45,7 @@ class SuiteScore:
         mean_reward: mean over tasks of the dense reward; None when a task lacks the assertion list it is credited by.
         assertions_passed: passed over all assertions of graded trials; None when no report lists any.
         turns_mean: mean turns of a graded trial.
+        tampered: graded trials that worked against the verifier; None where none was looked at for it.
         stops: graded trials by stop reason.
         by_category, by_difficulty: the resolved rate of each class.
     """
@@ -60,6 +61,7 @@ class SuiteScore:
     assertions_passed: float | None
     assertions: int
     turns_mean: float | None
+    tampered: int | None
     stops: Mapping[str, int]
     by_category: Mapping[str, ClassScore]
     by_difficulty: Mapping[str, ClassScore]
@@ -78,6 +80,7 @@ class SuiteScore:
             "infra_rate": self.infra_rate,
             "turns_mean": self.turns_mean,
             "assertions_passed": self.assertions_passed,
+            "tampered": None if self.tampered is None else float(self.tampered),
             "trials": float(self.trials),
             "faults": float(self.faults),
         }
@@ -111,6 +114,7 @@ def aggregate(trials: Sequence[Trial], reward: RewardConfig | None = None) -> Su
         assertions_passed=passed / assertions if assertions else None,
         assertions=assertions,
         turns_mean=_mean([len(trial.turns) for trial in graded]) if graded else None,
+        tampered=_tampered(graded),
         stops=_stops(graded),
         by_category=_by_class({trial.task.task_id: trial.task.category for trial in graded}, by_task),
         by_difficulty=_by_class({trial.task.task_id: trial.task.difficulty for trial in graded}, by_task),
@@ -165,6 +169,11 @@ def _by_class(class_of: Mapping[str, str], by_task: Mapping[str, Sequence[Trial]
 def _assertions(graded: Sequence[Trial]) -> tuple[int, int]:
     outcomes = [outcome for trial in graded if trial.report for outcome in trial.report.assertions.values()]
     return sum(outcome is AssertionOutcome.PASSED for outcome in outcomes), len(outcomes)
+
+
+def _tampered(graded: Sequence[Trial]) -> int | None:
+    looked = [trial.facts["tampering"] for trial in graded if "tampering" in trial.facts]
+    return sum(map(bool, looked)) if looked else None
 
 
 def _stops(graded: Sequence[Trial]) -> dict[str, int]:

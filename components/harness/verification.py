@@ -37,6 +37,8 @@ rm -rf --one-file-system -- {TESTS} /logs && mkdir -p {LOGS} || exit 1
 """
 """/logs goes whole, it could be a link of the agent's. A working directory that the agent removed is empty, not absent:
 its assertions then fail, instead of the verifier."""
+START = f'PYTHONPATH="{TOOLS}${{PYTHONPATH:+:$PYTHONPATH}}" exec /bin/bash --noprofile --norc {TEST_SCRIPT}'
+"""The image, or the task for its verifier, may have a PYTHONPATH of its own."""
 CONTROL_S = 60.0
 """Deadline of each control-plane call around the tests themselves."""
 MAX_REPORT_BYTES = 4 << 20
@@ -90,10 +92,10 @@ async def verify_result(sandbox: Sandbox, task: TrialTask, *, timeout_s: float, 
         await _lay_out(view, tests, workdir)
         nonce = secrets.token_hex(16)
         result = await view.exec(
-            ["/bin/bash", "--noprofile", "--norc", TEST_SCRIPT],
+            ["/bin/bash", "--noprofile", "--norc", "-c", START],
             timeout_s=timeout_s,
             cwd=workdir,
-            env={**task.verifier_env, "PYTHONPATH": TOOLS},
+            env=task.verifier_env,
             max_output_bytes=MAX_REPORT_BYTES,
             merge_stderr=False,
             secret=f"{nonce}\n".encode(),

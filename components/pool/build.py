@@ -15,7 +15,7 @@ from pathlib import Path
 
 from components.config import PoolConfig
 from components.errors import TaskError
-from components.pool.directory import write_task
+from components.pool.directory import CHECKS_SHA256, write_task
 from components.pool.generator import GENERATOR_VERSION, Split, generate
 from components.pool.index import Pool, index_folder
 
@@ -38,6 +38,7 @@ def build_pool(config: PoolConfig, split: Split, *, seed: int, count: int, folde
         "seed": seed,
         "skip": skip,
         "count": count,
+        "checks": CHECKS_SHA256,
     }
     recipe["subtasks"] = bounds
     if folder.exists():

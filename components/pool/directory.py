@@ -5,6 +5,7 @@ Invariant: the bytes are a pure function of the task, hence equal digests for eq
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 from importlib.resources import files
@@ -25,6 +26,8 @@ VERIFIER_TIMEOUT_S = 30.0
 BUILD_TIMEOUT_S = 60.0
 
 _CHECKS = files("components.pool").joinpath("checks.sh").read_text()
+CHECKS_SHA256 = hashlib.sha256(_CHECKS.encode()).hexdigest()
+"""A pool whose verifiers were written with other checks is another pool: they may speak another protocol."""
 
 
 def write_task(task: GeneratedTask, folder: Path) -> None:

@@ -21,6 +21,7 @@ def run(steps=12, **series):
         "gap/engine_token_mean": 0.0001,
         "gap/frac_gt_ln2": 0.0,
         "stop/token_limit": 1.0,
+        "rollout/tampered": 0.0,
         "rollout/compactions_attempted": 10.0,
         "rollout/compactions_succeeded": 9.0,
     } | {name.replace("__", "/").replace("_DOT_", "."): value for name, value in series.items()}
@@ -69,6 +70,7 @@ def test_a_healthy_run_is_ok():
         ("far_tokens", {"gap__frac_gt_ln2": 0.2}, Severity.RED),
         ("token_wall", {"stop__token_limit": 30.0}, Severity.WARN),
         ("compactions", {"rollout__compactions_succeeded": 1.0}, Severity.RED),
+        ("tampering", {"rollout__tampered": 10.0}, Severity.WARN),
     ],
 )
 def test_each_detector_fires_on_its_fault_and_decides_the_verdict(name, series, severity):
@@ -87,6 +89,11 @@ def test_faults_are_named_by_cause():
 def test_a_starved_class_needs_enough_cancellations_to_be_believed():
     few = run(rollout__share_gap__difficulty_DOT_hard=-0.06, rollout__cancelled=0.5)
     assert finding("cancellation", few).severity is Severity.OK
+
+
+def test_faults_that_a_task_brings_about_are_told_apart():
+    found = finding("infrastructure", run(rollout__infra_faults=5.0, fault__sampler=4.0, fault__verifier_killed=1.0))
+    assert "; 12 are of kinds that one task brings about again and again" in found.text
 
 
 def test_a_run_that_rewrote_no_history_is_well():

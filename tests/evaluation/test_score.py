@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -32,6 +33,16 @@ def test_faults_are_out_of_the_denominator_and_counted():
     score = aggregate(suite(True, False, None, None))
     assert score.resolved == 0.5
     assert (score.tasks, score.trials, score.faults, score.infra_rate) == (2, 2, 2, 0.5)
+
+
+def test_trials_that_tampered_are_counted_where_it_was_looked_for():
+    plain, *others = suite(True, False, False)
+    looked = [replace(each, facts={"tampering": signs}) for each, signs in zip(others, ([], ["x"]), strict=True)]
+    score = aggregate([plain, *looked])
+    assert score.tampered == 1
+    assert score.metrics("held")["eval/held/tampered"] == 1
+    assert aggregate([plain]).tampered is None
+    assert "eval/held/tampered" not in aggregate([plain]).metrics("held")
 
 
 def test_one_attempt_a_task_has_the_standard_error_of_a_sample():

@@ -80,6 +80,18 @@ async def test_no_forgery_has_an_effect(backend, tmp_path, name, script):
     assert AssertionOutcome.PASSED not in report.assertions.values()
 
 
+async def test_an_image_s_own_search_path_stays_behind_ours(backend, tmp_path):
+    script = (
+        'python3 -c \'import sys; assert sys.path[1:3] == ["/run/longshell", "/app/lib"], sys.path\' && '
+        "echo 1 > /logs/verifier/reward.txt"
+    )
+    spec = SandboxSpec(memory_mb=64, disk_mb=8, env={"PYTHONPATH": "/app/lib"})
+    box = await backend.start(spec)
+    done = await verify_result(box, task(tmp_path, script), timeout_s=10)
+    assert done.report.outcome is True
+    await box.stop()
+
+
 async def test_a_working_directory_that_is_gone_fails_its_assertions(backend, tmp_path):
     report = await graded(backend, task(tmp_path), "cd /; rm -rf /app; echo x > /app")
     assert report.outcome is False
