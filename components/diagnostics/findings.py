@@ -215,11 +215,11 @@ def _tampering(series: Series) -> Finding:
 
 def _heldout(evaluations: Sequence[Evaluation]) -> Finding:
     scored = [evaluation for evaluation in evaluations if evaluation.score.get("resolved") is not None]
-    before = [evaluation for evaluation in scored if evaluation.step is None]
-    after = [evaluation for evaluation in scored if evaluation.step is not None]
+    before = [evaluation for evaluation in scored if evaluation.step == 0]
+    after = [evaluation for evaluation in scored if evaluation.step > 0]
     if not before or not after:
         return _blind("heldout", "a held-out score before and after RL")
-    start, end = before[-1], max(after, key=lambda evaluation: evaluation.step or 0)
+    start, end = before[-1], max(after, key=lambda evaluation: evaluation.step)
     gain = end.score["resolved"] - start.score["resolved"]
     noise = math.hypot(start.score.get("stderr") or 0.0, end.score.get("stderr") or 0.0)
     text = f"held-out pass rate {start.score['resolved']:.1%} ({start.name}) → {end.score['resolved']:.1%} ({end.name})"

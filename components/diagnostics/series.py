@@ -19,12 +19,12 @@ class Evaluation:
 
     Attributes:
         name: what was evaluated, e.g. "base", "sft", "step-10".
-        step: RL steps behind it; None before RL.
+        step: RL steps behind it; 0 before RL.
         score: `SuiteScore.to_json()`.
     """
 
     name: str
-    step: int | None
+    step: int
     score: Mapping[str, Any]
 
 

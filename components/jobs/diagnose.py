@@ -14,7 +14,7 @@ def stage(job: Job) -> dict[str, Any]:
     """Result: {"report", "figures", "verdict", "findings"}; `report` and `figures` are store keys."""
     records = list(job.records("rl"))
     evaluations = [
-        Evaluation(name=label, step=result.get("step"), score=result["score"])
+        Evaluation(name=label, step=result["step"], score=result["score"])
         for label, result in job.inputs["results"].items()
     ]
     diagnosis = diagnose(records, evaluations)

@@ -39,7 +39,7 @@ def run(steps=12, **series):
 
 def scores(before=0.3, after=0.8):
     return [
-        Evaluation("sft", None, {"resolved": before, "stderr": 0.03}),
+        Evaluation("sft", 0, {"resolved": before, "stderr": 0.03}),
         Evaluation("step-12", 12, {"resolved": after, "stderr": 0.03}),
     ]
 

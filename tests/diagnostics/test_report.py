@@ -11,7 +11,7 @@ FULL = {"resolved": 0.5, "stderr": 0.031, "assertions_passed": 0.8, "mean_reward
 
 def test_the_report_says_verdict_findings_scores_and_steps():
     records = run(steps=40, tito__drift=0.01)
-    evaluations = [Evaluation("base", None, {**FULL, "trials": 256, "faults": 2}), *scores()]
+    evaluations = [Evaluation("base", 0, {**FULL, "trials": 256, "faults": 2}), *scores()]
     text = render("miniature", diagnose(records, evaluations), records, evaluations, links={"MLflow": "http://x"})
     assert text.startswith("# miniature\n\n**Verdict: red: trained tokens are not the sampled ones (drift 1.00%).**")
     assert "| base | 50.0% ± 3.1% | 80.0% | 0.300 | 4.50 | 256 | 2 |" in text

@@ -235,9 +235,11 @@ def test_the_legs_checkpoint_is_evaluated_and_diagnosed(
     assert score["n"] == 6
     assert 0 <= score["pass_rate"] <= 1
     assert len(load_batch(campaign.store.tree(score["trials"])).trials) == 6
-    report = campaign.run("diagnose", {"results": {"leg-1": score}})
+    results = {"sft": {**score, "step": 0}, "leg-1": {**score, "step": 4}}
+    report = campaign.run("diagnose", {"results": results})
     text = campaign.store.get_bytes(report["report"]).decode()
     assert "Verdict" in text
+    assert "(sft) →" in text, "the score after RL is held against the one before"
     assert "leg-1" in text
     assert all(campaign.store.get_bytes(key).startswith(b"\x89PNG") for key in report["figures"])
 
