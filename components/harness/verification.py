@@ -34,6 +34,8 @@ LAY_OUT = f"""
 PATH=/usr/bin:/bin
 rm -rf --one-file-system -- {TESTS} /logs && mkdir -p {LOGS} || exit 1
 [ -d "$1" ] || {{ rm -rf --one-file-system -- "$1" && mkdir -p -- "$1"; }}
+shift
+[ $# = 0 ] || rm -rf --one-file-system -- "$@"
 """
 """/logs goes whole, it could be a link of the agent's. A working directory that the agent removed is empty, not absent:
 its assertions then fail, instead of the verifier."""
@@ -74,7 +76,7 @@ class Verification:
         cause = "" if isinstance(self.ended, InfraFault) else self.ended.parse_cause or ""
         signs = [sign for sign in cause.split("; ") if sign.startswith(TAMPERING)]
         return {
-            "tampering": [*self.left.reverted, *signs],
+            "tampering": [*self.left.reverted, *(f"planted {path}" for path in self.left.doubtful), *signs],
             "left_running": list(self.left.ended),
             "tests_sha256": self.tests_sha256,
         }
@@ -109,7 +111,7 @@ async def verify_result(sandbox: Sandbox, task: TrialTask, *, timeout_s: float, 
 async def _lay_out(view: View, tests: Mapping[str, FileEntry], workdir: str) -> None:
     """Makes /tests and /logs/verifier anew: whatever stands there was not put there by us."""
     prepared = await view.exec(
-        ["/bin/bash", "--noprofile", "--norc", "-c", LAY_OUT, "lay-out", workdir],
+        ["/bin/bash", "--noprofile", "--norc", "-c", LAY_OUT, "lay-out", workdir, *view.left.doubtful],
         timeout_s=CONTROL_S,
         cwd="/",
     )

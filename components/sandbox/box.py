@@ -276,7 +276,7 @@ class Box:
             said, _ = await self._life.channel.request({"op": "end"}, timeout_s=OPERATION_S)
         except OSError as error:
             raise InfraFault(FaultCause.SANDBOX, f"{self.id}: {error}") from error
-        return Left(tuple(said["changed"]), tuple(said["ended"]))
+        return Left(tuple(said["changed"]), tuple(said["doubtful"]), tuple(said["ended"]))
 
     async def fork_view(self) -> View:
         left = await self._end()

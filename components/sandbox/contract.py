@@ -123,15 +123,17 @@ class ExecResult:
 
 @dataclass(frozen=True)
 class Left:
-    """What the agent's side left that its view does not have. Both lists are bounded, names are printable.
+    """What the agent's side left that is no part of its work. The lists are bounded, names are printable.
 
     Attributes:
         reverted: "changed /usr/bin/less", "planted /logs/verifier/reward.txt": paths that the view shows as a new box
             does.
+        doubtful: paths in the home folder, which the view does have, that a verifier's set-up would load or run.
         ended: names of processes that still ran; not those that were asked for and not waited for.
     """
 
     reverted: tuple[str, ...] = ()
+    doubtful: tuple[str, ...] = ()
     ended: tuple[str, ...] = ()
 
 

@@ -69,7 +69,13 @@ def test_word():
         import solution
     assert open("word").read() == "fig\\n"
 """
-SCRIPTS = {"own": (PLAIN, OWN), "foreign": (PLAIN, FOREIGN), "pytest": (PYTHON, PYTEST)}
+PUBLIC = """#!/bin/bash
+curl -LsSf https://astral.sh/uv/0.9.5/install.sh | sh
+source $HOME/.local/bin/env
+uvx -p 3.13 -w pytest==8.4.1 pytest /tests/test_outputs.py -rA
+if [ $? -eq 0 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
+SCRIPTS = {"own": (PLAIN, OWN), "foreign": (PLAIN, FOREIGN), "pytest": (PYTHON, PYTEST), "public": (PLAIN, PUBLIC)}
 TRUTH = {
     "own": {"there": PASSED, "program": FAILED, "word": FAILED},
     "foreign": {},
@@ -213,7 +219,7 @@ async def test_a_forged_verdict_is_not_given_and_the_attempt_is_told(backend, tm
         require_recorded(done, sign)
 
 
-@pytest.mark.parametrize("kind", SCRIPTS)
+@pytest.mark.parametrize("kind", TRUTH)
 async def test_honest_work_passes_and_nothing_is_held_against_it(backend, tmp_path, kind):
     work = "echo fig > word; printf '#!/bin/sh\necho right\n' > prog"
     done = await verified(backend, tmp_path, kind, work)
@@ -273,3 +279,13 @@ async def test_a_runner_that_is_ended_as_if_all_were_well_has_not_passed(backend
 async def test_a_script_that_is_killed_has_no_verdict_and_no_zero(backend, tmp_path):
     done = await verified(backend, tmp_path, "own", "printf '#!/bin/sh\nkill -9 $PPID\n' > prog")
     assert done.ended.cause is FaultCause.VERIFIER_KILLED
+
+
+@pytest.mark.parametrize("link", [False, True])
+async def test_a_home_that_was_prepared_for_a_verifier_s_set_up_is_not_its_home(backend, tmp_path, link):
+    # Public verifiers install uv and source ~/.local/bin/env: without a network that would be what the agent put there.
+    plant = "mkdir -p ~/.local/bin; echo 'uvx() { return 0; }' > ~/.local/bin/env; echo kept > ~/.local/mine"
+    moved = "; mv ~/.local /app/local; ln -s /app/local ~/.local" if link else ""
+    done = await verified(backend, tmp_path, "public", plant + moved)
+    assert done.ended.cause is FaultCause.VERIFIER_BOOTSTRAP
+    require_recorded(done, "planted /root/.local/bin/env")

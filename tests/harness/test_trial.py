@@ -17,7 +17,7 @@ class FakeBox:
     """A box whose view says what a good verifier would say."""
 
     isolation = "fake"
-    left = Left(("changed /usr/bin/less",), ("sleep",))
+    left = Left(("changed /usr/bin/less",), (), ("sleep",))
 
     def __init__(self, backend):
         self.backend = backend

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -121,3 +122,17 @@ async def test_a_program_inherits_no_descriptor_it_was_not_given(any_box: Sandbo
     for given, expected in (({}, "0 1 2 3"), ({"stdin": b""}, "0 1 2 3"), ({"secret": b""}, "0 1 2 3 4 5")):
         result = await any_box.exec(["bash", "-c", "echo $(ls /proc/self/fd)"], timeout_s=10, **given)
         assert result.output.decode().strip().removesuffix(" 255") == expected
+
+
+async def test_what_an_image_put_into_the_home_folder_is_doubted_once_changed(root_backend: ZygoteBackend) -> None:
+    spec = replace(SMALL, files={"/root/.local/bin/uv": b"real\n"}, setup=("echo x > /root/.curlrc",))
+    box = await root_backend.start(spec)
+    view = await box.fork_view()
+    assert view.left.doubtful == ()
+    await view.stop()
+    await sh(box, "echo forged > /root/.local/bin/uv; echo x > /root/.wgetrc; echo work > /root/work")
+    view = await box.fork_view()
+    assert sorted(view.left.doubtful) == ["/root/.local/bin/uv", "/root/.wgetrc"]
+    assert view.left.reverted == ()
+    await view.stop()
+    await box.stop()

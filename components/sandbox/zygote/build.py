@@ -64,10 +64,12 @@ class Tools(NamedTuple):
 class Handles(NamedTuple):
     """What the first process of a box keeps open.
 
-    `uppers` are the folders that hold what is changed below /usr and /etc; on `listener` the kernel asks about calls.
+    `uppers` are the folders that hold what is changed below /usr and /etc, `root` the one for everything else; on
+    `listener` the kernel asks about calls.
     """
 
     uppers: dict[str, int]
+    root: int | None
     listener: int | None
 
 
@@ -214,7 +216,9 @@ def become_box(order: Order, tools: Tools, sync: socket.socket) -> Handles:
     kernel.raise_loopback()
     lowers = _lay_out(order, tools, trees)
     _mount_all(lowers, tools.userland.overlay_options)
-    uppers = {name: os.open(f"{BOX}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) for name in ("usr", "etc")}
+    folder = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    uppers = {name: os.open(f"{BOX}/{name}", folder) for name in ("usr", "etc")}
+    root = os.open(f"{BOX}/root", folder)
     kernel.enter_root(NEW)
     _enter_user_namespace(sync, privileged)
     os.setsid()
@@ -224,7 +228,7 @@ def become_box(order: Order, tools: Tools, sync: socket.socket) -> Handles:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     _set_rlimits(order.limits, not order.groups, order.disk_bytes)
-    return Handles(uppers, None if tools.filters is None else seccomp.install(tools.filters))
+    return Handles(uppers, root, None if tools.filters is None else seccomp.install(tools.filters))
 
 
 def make_read_only(mounts: int, paths: list[str]) -> None:

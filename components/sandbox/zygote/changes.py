@@ -25,6 +25,12 @@ HIDDEN = (
     "pytest.ini", "pytest.toml", "setup.cfg", "setup.py", "sitecustomize.py", "tox.ini", "usercustomize.py",
 )  # fmt: skip
 """Names in / that no view shows: test runners look for their configuration upwards from /tests."""
+HOME = "root"
+AT_HOME = (
+    ".cargo/env", ".config/pip", ".config/uv", ".curlrc", ".local/bin/env", ".local/bin/uv", ".local/bin/uvx", ".pip",
+    ".pydistutils.cfg", ".wgetrc",
+)  # fmt: skip
+"""What the set-up of public verifiers loads or runs out of the home folder, which is otherwise the agent's to fill."""
 CACHED = re.compile(r"/__pycache__/(?:[^/]+\.pyc(?:\.\d+)?)?$")
 """What a Python of root's leaves of every module it loads. It is reverted like the rest, but says nothing of intent."""
 
@@ -58,6 +64,20 @@ def changed(prefix: str, uppers: Mapping[str, int], links: Sequence[tuple[str, s
                 continue
             removed = stat.S_ISCHR(mode) and device == 0
             yield printable(f"{'removed' if removed else 'changed'} /{name}/{path}")
+
+
+def at_home(prefix: str) -> list[str]:
+    """Paths in the home folder that a verifier's set-up would load."""
+    return [f"/{HOME}/{name}" for name in AT_HOME if os.path.lexists(f"{prefix}/{HOME}/{name}")]
+
+
+def is_in(upper: int | None, path: str) -> bool:
+    """Whether a path is of the box's own making: `upper` holds what was changed below the root."""
+    try:
+        os.stat(path.lstrip("/"), dir_fd=upper, follow_symlinks=False)
+    except OSError:
+        return False
+    return upper is not None
 
 
 def _planted(place: str, name: str) -> Iterator[str]:

@@ -203,16 +203,16 @@ class Zygote:
         """In the child. Never returns: its end is the end of the box."""
         try:
             manager = socket.socket(fileno=os.dup(control))
-            kept = [manager.fileno(), sync.fileno(), tools.own_mounts]
-            build.keep_only([*kept, *(fd for fd in (order.system, order.over) if fd is not None)])
+            build_needs = [manager.fileno(), sync.fileno(), tools.own_mounts]
+            build.keep_only([*build_needs, *(fd for fd in (order.system, order.over) if fd is not None)])
             try:
                 handles = build.become_box(order, tools, sync)
             except OSError as error:
                 wire.send(manager, {"id": 0, **server.describe(error)})
                 os._exit(1)
             kernel.silence_streams()
-            listener = [] if handles.listener is None else [handles.listener]
-            build.keep_only([manager.fileno(), *handles.uppers.values(), *listener])
+            kept = [manager.fileno(), *handles.uppers.values(), handles.root, handles.listener]
+            build.keep_only([fd for fd in kept if fd is not None])
             server.Server(manager, server.Place("", True, handles, tools.userland.links)).serve()
             os._exit(0)
         except BaseException:
@@ -235,7 +235,7 @@ class Zygote:
                 os.setsid()
                 kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
                 kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
-                server.Server(manager, server.Place(folder, False, build.Handles({}, None), ())).serve()
+                server.Server(manager, server.Place(folder, False, build.Handles({}, None, None), ())).serve()
                 os._exit(0)
             except BaseException:
                 traceback.print_exc()

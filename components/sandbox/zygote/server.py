@@ -67,7 +67,7 @@ class Server:
         self._running: dict[int, Running] = {}
         self._timed_out: set[int] = set()
         self._ended = False
-        self._before = frozenset(self._changed())
+        self._before = frozenset([*self._changed(), *changes.at_home(place.prefix)])
         self._refused: dict[str, None] = {}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -271,7 +271,11 @@ class Server:
             time.sleep(pause)
             pause = min(pause * 2, 0.02)
         changed = [*self._refused, *changes.told(self._changed(), self._before)]
-        self._reply({"id": body["id"], "ended": changes.told(iter(left)), "changed": changed})
+        doubtful = [path for path in changes.at_home(self._place.prefix) if self._is_own(path)]
+        self._reply({"id": body["id"], "ended": changes.told(iter(left)), "changed": changed, "doubtful": doubtful})
+
+    def _is_own(self, path: str) -> bool:
+        return path not in self._before or changes.is_in(self._place.handles.root, path)
 
 
 def find_program(name: str, search: str) -> str:
