@@ -140,8 +140,7 @@ async def _seen(
 ) -> VerifierEnded:
     """What there is to be judged by, once the verifier has ended."""
     said = result.output.decode("utf-8", "replace")
-    spoken = f"{result.report.decode('utf-8', 'replace')}\n{said}"
-    stream = parse_report(spoken, "assertions.jsonl", nonce=nonce) if nonce in spoken else None
+    stream = _stream(result.report.decode("utf-8", "replace"), said, nonce, whole=not result.truncated)
     asked = VERDICT_FILES if stream is not None and stream.assertions else (*VERDICT_FILES, *ASSERTION_FILES)
     written = {name: await _get(view, f"{LOGS}/{name}") for name in asked}
     return VerifierEnded(
@@ -154,6 +153,14 @@ async def _seen(
         files=read_files({name: data for name, data in written.items() if data is not None}),
         tests_whole=await _is_whole(view, tests),
     )
+
+
+def _stream(report: str, said: str, nonce: str, *, whole: bool) -> VerifierReport | None:
+    """What was reported with the nonce: on the channel, or between everything else that was said."""
+    if nonce in said and not whole:
+        return VerifierReport({}, None, "assertions.jsonl", f"the output is longer than {MAX_REPORT_BYTES} bytes")
+    spoken = f"{report}\n{said}" if nonce in said else report
+    return parse_report(spoken, "assertions.jsonl", nonce=nonce) if nonce in spoken else None
 
 
 async def _get(view: View, path: str, max_bytes: int = MAX_REPORT_BYTES) -> bytes | None:

@@ -22,6 +22,7 @@ from components.sandbox.channel import Channel
 from components.sandbox.contract import (
     GET_BYTES,
     OUTPUT_BYTES,
+    REPORT_BYTES,
     REPORT_FD,
     SECRET_FD,
     ExecResult,
@@ -76,7 +77,7 @@ async def run(
     """Run one command in a living box."""
     out = PipeCapture(max_output_bytes)
     err = None if merge_stderr else PipeCapture(max_output_bytes)
-    channel = None if secret is None else PipeCapture(max_output_bytes)
+    channel = None if secret is None else PipeCapture(REPORT_BYTES)
     places = {1: out.write, 2: out.write if err is None else err.write}
     if stdin is not None:
         places[0] = wire.memory_file(stdin)
@@ -111,6 +112,8 @@ async def run(
         output = out.finish()
         stderr = None if err is None else err.finish()
         report = b"" if channel is None else channel.finish()
+        if channel is not None and channel.kept.dropped:  # a report with a hole says what is not so
+            report = b""
     dropped = out.kept.dropped + (0 if err is None else err.kept.dropped)
     if stderr is None:
         output += failure

@@ -18,6 +18,7 @@ from components.sandbox.image import CopyStep, FileEntry, ImageSpec, RunStep, no
 
 OUTPUT_BYTES = 1 << 20
 """Default bound of a command's kept output: half from its start, half from its end."""
+REPORT_BYTES = 8 << 20
 GET_BYTES = 64 << 20
 REPORT_FD, SECRET_FD = 3, 4
 """A command that is given a secret reads it, once, from one and reports on the other: neither has a name in the box."""
@@ -118,7 +119,7 @@ class ExecResult:
     oom: bool
     """Whether the kernel killed a process of the box for memory while the command ran."""
     report: bytes = b""
-    """What it wrote to `REPORT_FD`, where it was given a secret."""
+    """What it wrote to `REPORT_FD`, where it was given a secret; nothing when that was more than `REPORT_BYTES`."""
 
 
 @dataclass(frozen=True)

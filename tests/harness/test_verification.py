@@ -1,4 +1,4 @@
-"""Verdicts in real boxes, against agents that would rather write their own."""
+"""Verdicts in real boxes. (Agents that would rather write their own: test_forgery.py.)"""
 
 import asyncio
 import time
@@ -23,9 +23,6 @@ say "\"id\":\"made\",\"outcome\":\"$(outcome made '[[ -f word ]]')\""
 say "\"id\":\"right\",\"outcome\":\"$(outcome right '[[ $(<word) == fig ]]' 2>/dev/null)\""
 say '"finished":true'
 """
-FOREIGN = (
-    "#!/bin/bash\nmkdir -p /logs/verifier\nif [ -f word ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
-)
 
 
 def task(tmp_path, script=OWN):
@@ -56,28 +53,19 @@ async def test_assertions_are_read_from_the_verifiers_own_channel(backend, tmp_p
     assert half.assertions == {"made": AssertionOutcome.PASSED, "right": AssertionOutcome.FAILED}
 
 
-WIN = "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt"
-FORGERIES = {
-    "a planted reward": f"{WIN}; echo '{{\"reward\":1}}' > /logs/verifier/reward.json",
-    "a loop that keeps writing it": f"(while :; do {WIN}; done) >/dev/null 2>&1 &",
-    "a loop that ignores signals": f"trap '' TERM HUP INT; (while :; do {WIN}; done) >/dev/null 2>&1 &",
-    "planted tests": f"mkdir -p /tests; echo '{WIN}' > /tests/test.sh; chmod 555 /tests",
-    "tests that are a link": f"mkdir -p evil; echo '{WIN}' > evil/test.sh; ln -s /app/evil /tests",
-    "logs that are a link": f"{WIN}; mv /logs /app/evil; ln -s /app/evil /logs",
-    "another bash": f"printf '#!/bin/sh\\n{WIN}\\n' > evil; chmod +x evil; cp evil /bin/bash",
-    "start-up files": f"for f in ~/.bashrc ~/.profile /etc/profile /etc/bash.bashrc; do echo '{WIN}; exit' > $f; done",
-    "an environment for everyone": f"echo 'BASH_ENV=/app/evil' >> /etc/environment; echo '{WIN}; exit' > evil",
-    "a preloaded library": "echo /app/evil.so > /etc/ld.so.preload",
-    "a guessed nonce": 'echo \'{"nonce":"","id":"right","outcome":"passed"}\' > wor',
-}
-
-
-@pytest.mark.parametrize("name", FORGERIES)
-@pytest.mark.parametrize("script", [OWN, FOREIGN], ids=["own", "foreign"])
-async def test_no_forgery_has_an_effect(backend, tmp_path, name, script):
-    report = await graded(backend, task(tmp_path, script), FORGERIES[name])
-    assert report.outcome is False
-    assert AssertionOutcome.PASSED not in report.assertions.values()
+async def test_output_that_hides_a_part_of_a_report_is_no_verdict_and_beside_the_channel_does_no_harm(
+    backend, tmp_path
+):
+    flood = "head -c 5000000 /dev/zero | tr '\\0' x"
+    with pytest.raises(InfraFault, match="the output is longer than") as raised:
+        await graded(
+            backend, task(tmp_path, OWN.replace("say '\"finished\":true'", f"{flood}; say '\"finished\":true'"))
+        )
+    assert raised.value.cause is FaultCause.VERIFIER_BOOTSTRAP
+    on_channel = OWN.replace('"$nonce" "$1"; }', '"$nonce" "$1" >&3; }')
+    (tmp_path / "tests" / "test.sh").write_text(f"{on_channel}\n{flood}")
+    report = await graded(backend, PlainTask(tmp_path / "tests", SPEC), "echo fig > word")
+    assert report.outcome is True
 
 
 async def test_an_image_s_own_search_path_stays_behind_ours(backend, tmp_path):

@@ -115,6 +115,8 @@ async def test_a_secret_is_read_once_and_a_report_comes_back_apart_from_the_outp
     assert result.report == b"hush\n"
     assert result.output.startswith(b"out\n[]\n")
     assert b"hush" not in result.output
+    flood = await any_box.exec(["bash", "-c", "head -c 9000000 /dev/zero >&3"], timeout_s=20, secret=b"")
+    assert (flood.report, flood.exit_code, flood.truncated) == (b"", 0, False)
 
 
 async def test_a_program_inherits_no_descriptor_it_was_not_given(any_box: Sandbox) -> None:
