@@ -18,8 +18,9 @@ from components.harness import verify_result
 from components.records import AssertionOutcome
 from components.sandbox import FileEntry, SandboxBackend, SandboxSpec, open_backend, read_tree
 from tests.harness.parts import PlainTask
+from tests.sandbox.conftest import needs_root
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_root]  # without root nobody can change /usr in a box
 PASSED, FAILED, _, _, NOT_RUN = AssertionOutcome
 
 PACKAGES = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")

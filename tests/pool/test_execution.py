@@ -1,6 +1,7 @@
 """Every family on real bash: its solution, its habit, and doing nothing."""
 
 from collections.abc import AsyncIterator, Mapping
+from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from components.pool import GeneratedTask, Split, generate, load_task
 from components.pool.directory import write_task
 from components.pool.families import FAMILIES
 from components.records import AssertionOutcome
-from components.sandbox import SandboxBackend, open_backend
+from components.sandbox import SandboxBackend, SandboxSpec, open_backend
 from components.tito import BpeTokenizer
+from tests.harness.parts import PlainTask
 
 LIMITS = SandboxConfig(memory_mb=128, disk_mb=32, pids=64)
 TERSE = HarnessConfig(
@@ -77,9 +79,28 @@ async def test_reference_solutions_pass_and_doing_nothing_never_does(backend: Sa
         box = await backend.start(task.sandbox_spec(LIMITS))
         untouched = (await verify_result(box, task, timeout_s=10)).report
         solved = await box.exec(["/bin/bash"], timeout_s=10, stdin=(folder / "solution" / "solve.sh").read_bytes())
-        after = (await verify_result(box, task, timeout_s=10)).report
+        done = await verify_result(box, task, timeout_s=10)
+        after = done.report
         await box.stop()
+        assert done.facts()["tampering"] == done.facts()["left_running"] == [], task.instruction
         assert untouched.outcome is False, task.instruction
         assert solved.exit_code == 0, (task.instruction, solved.output)
         assert set(after.assertions.values()) == {AssertionOutcome.PASSED}, (task.instruction, after)
         assert list(after.assertions) == list(task.ref.assertion_ids)
+
+
+async def test_git_in_a_verifier_runs_nothing_of_the_agent_s(backend: SandboxBackend, tmp_path: Path) -> None:
+    # A repository that lacks a blob has git fetch it, by a command of the repository's own choice.
+    checks = files("components.pool").joinpath("checks.sh").read_text()
+    (tmp_path / "test.sh").write_text(f"#!/bin/bash\n{checks}\ncheck kept commit_holds f x\nfinish\n")
+    plant = """
+git init -q . && git config user.email a@b && git config user.name n && echo x > f && git add f && git commit -qm one
+git config core.repositoryformatversion 1; git config extensions.partialClone o; git config remote.o.promisor true
+git config remote.o.url 'ext::sh -c kill% -9% -1'; git config protocol.ext.allow always
+rm -rf .git/objects/$(git rev-parse HEAD:f | cut -c 1-2)
+"""
+    box = await backend.start(SandboxSpec(memory_mb=64, disk_mb=8))
+    await box.exec(["/bin/bash", "-c", plant], timeout_s=10)
+    done = await verify_result(box, PlainTask(tmp_path), timeout_s=10)
+    await box.stop()
+    assert done.report.assertions == {"kept": AssertionOutcome.FAILED}
