@@ -158,6 +158,7 @@ async def furnish(life: Life, spec: SandboxSpec) -> None:
                 await write_files(life, step.files)
             else:
                 await _run_step(life, step, spec.setup_timeout_s)
+        await life.channel.request({"op": "furnished"}, timeout_s=OPERATION_S)
     except OSError as error:
         raise InfraFault(FaultCause.IMAGE, f"a file of the image cannot be written: {error}") from error
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from components.sandbox import Sandbox, ZygoteBackend
+from components.sandbox import Left, Sandbox, ZygoteBackend
 from components.sandbox.zygote import changes
 from tests.conformance.sandbox_suite import sh
 from tests.sandbox.conftest import SMALL
@@ -124,6 +124,16 @@ async def test_a_program_inherits_no_descriptor_it_was_not_given(any_box: Sandbo
     for given, expected in (({}, "0 1 2 3"), ({"stdin": b""}, "0 1 2 3"), ({"secret": b""}, "0 1 2 3 4 5")):
         result = await any_box.exec(["bash", "-c", "echo $(ls /proc/self/fd)"], timeout_s=10, **given)
         assert result.output.decode().strip().removesuffix(" 255") == expected
+
+
+async def test_what_an_image_put_where_views_are_pristine_is_not_held_against_anyone(any_box: Sandbox) -> None:
+    backend = any_box._backend
+    box = await backend.start(replace(SMALL, files={"/tests/own": b"", "/conftest.py": b"", "/root/.curlrc": b""}))
+    await sh(box, "touch /tests/mine")
+    view = await box.fork_view()
+    assert view.left == Left(("planted /tests/mine",), (), ())
+    await view.stop()
+    await box.stop()
 
 
 async def test_what_an_image_put_into_the_home_folder_is_doubted_once_changed(root_backend: ZygoteBackend) -> None:

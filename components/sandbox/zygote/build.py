@@ -64,8 +64,8 @@ class Tools(NamedTuple):
 class Handles(NamedTuple):
     """What the first process of a box keeps open.
 
-    `uppers` are the folders that hold what is changed below /usr and /etc, `root` the one for everything else; on
-    `listener` the kernel asks about calls.
+    `uppers` are the folders that hold what is changed below /usr and /etc, `root` the one for everything else (None
+    where a box began empty there); on `listener` the kernel asks about calls.
     """
 
     uppers: dict[str, int]
@@ -218,7 +218,7 @@ def become_box(order: Order, tools: Tools, sync: socket.socket) -> Handles:
     _mount_all(lowers, tools.userland.overlay_options)
     folder = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     uppers = {name: os.open(f"{BOX}/{name}", folder) for name in ("usr", "etc")}
-    root = os.open(f"{BOX}/root", folder)
+    root = None if lowers.root is None else os.open(f"{BOX}/root", folder)
     kernel.enter_root(NEW)
     _enter_user_namespace(sync, privileged)
     os.setsid()

@@ -67,7 +67,7 @@ class Server:
         self._running: dict[int, Running] = {}
         self._timed_out: set[int] = set()
         self._ended = False
-        self._before = frozenset([*self._changed(), *changes.at_home(place.prefix)])
+        self._before = self._standing()
         self._refused: dict[str, None] = {}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -153,6 +153,7 @@ class Server:
             "put": self._put,
             "get": self._get,
             "end": self._end,
+            "furnished": self._furnished,
         }
         try:
             operations[body["op"]](body, fds)
@@ -249,6 +250,14 @@ class Server:
         if f"{real}/".startswith(f"{self._place.prefix}/") and not (follow and os.path.islink(f"{real}/{name}")):
             return f"{real}/{name}"
         raise OSError(errno.EXDEV, "leads out of the box", path)
+
+    def _furnished(self, body: wire.Body, fds: list[int]) -> None:
+        """What stands here now is the image's, and nothing that the box changed."""
+        self._before = self._standing()
+        self._reply({"id": body["id"]})
+
+    def _standing(self) -> frozenset[str]:
+        return frozenset([*self._changed(), *changes.at_home(self._place.prefix)])
 
     def _changed(self) -> Iterator[str]:
         return changes.changed(self._place.prefix, self._place.handles.uppers, self._place.links)
