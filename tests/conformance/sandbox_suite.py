@@ -53,6 +53,16 @@ class SandboxSuite:
         assert (await box.exec(["cat"], timeout_s=5)).output == b""
         await box.stop()
 
+    async def test_a_secret_is_read_once_and_what_is_reported_comes_apart_from_the_output(
+        self, backend: SandboxBackend
+    ) -> None:
+        box = await backend.start(SPEC)
+        script = 'read -r said <&4; echo "$said" >&3; echo out; read -r again <&4; echo "[$again]"'
+        result = await box.exec(["bash", "-c", script], timeout_s=10, secret=b"hush\n")
+        assert (result.report, result.output) == (b"hush\n", b"out\n[]\n")
+        assert (await box.exec(["true"], timeout_s=10)).report == b""
+        await box.stop()
+
     async def test_what_cannot_be_run_is_a_result_and_no_fault(self, backend: SandboxBackend) -> None:
         box = await backend.start(SPEC)
         missing = await box.exec(["no-such-program"], timeout_s=5)
@@ -170,6 +180,8 @@ class SandboxSuite:
         await box.put({"/tests/test.sh": b"exit 0\n", "/logs/verifier/reward.txt": b"1\n", "/root/kept": b"home\n"})
         await sh(box, "echo answer > answer; rm start.txt; mkdir sub; ln -s /etc/passwd sub/link; (setsid sleep 99 &)")
         view = await box.fork_view()
+        assert sorted(view.left.reverted) == ["planted /logs/verifier/reward.txt", "planted /tests/test.sh"]
+        assert len(view.left.ended) == 1
         assert await view.get("/app/answer") == b"answer\n"
         assert await view.get("/root/kept") == b"home\n"
         assert await sh(view, "ls; readlink sub/link") == (0, "answer\nsub\n/etc/passwd\n")

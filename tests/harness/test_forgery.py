@@ -189,7 +189,7 @@ async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[San
     await opened.close()
 
 
-async def verified(backend, folder, kind, *commands):
+async def verified(backend, folder, kind, *commands, timeout_s=20):
     """The verification of a box in which half the work and then `commands` were done."""
     spec, script = SCRIPTS[kind]
     (folder / "test.sh").write_text(script)
@@ -198,7 +198,7 @@ async def verified(backend, folder, kind, *commands):
     try:
         for command in (HALF, *commands):
             await box.exec(["/bin/bash", "-c", command], timeout_s=10)
-        return await verify_result(box, PlainTask(folder, spec), timeout_s=20)
+        return await verify_result(box, PlainTask(folder, spec), timeout_s=timeout_s)
     finally:
         await box.stop()
 
@@ -275,6 +275,13 @@ async def test_a_runner_that_is_ended_as_if_all_were_well_has_not_passed(backend
     assert done.report.outcome is False
     assert done.report.assertions["test_outputs.py::test_word"] is NOT_RUN
     require_recorded(done, "tampering: reward.txt says 1")
+
+
+@pytest.mark.nightly
+async def test_a_program_that_hangs_its_verifier_is_a_fault_that_says_how_far_it_came(backend, tmp_path):
+    done = await verified(backend, tmp_path, "pytest", "printf '#!/bin/sh\nsleep 60\n' > prog", timeout_s=10)
+    assert done.ended.cause is FaultCause.VERIFIER_TIMEOUT
+    assert "1 of 3 assertions reported" in done.ended.detail
 
 
 async def test_a_script_that_is_killed_has_no_verdict_and_no_zero(backend, tmp_path):
