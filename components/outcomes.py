@@ -208,7 +208,8 @@ def verdict_of(run: VerifierEnded) -> VerifierReport | InfraFault:
             return _broken_off(stream, files)
         if files.outcome or files.assertions or not (sign := BOOTSTRAP_SIGNS.search(run.said)):
             return files
-        return _fault(run, FaultCause.VERIFIER_BOOTSTRAP, f"the verifier's own set-up failed: {sign[0].strip()}")
+        line = run.said[sign.start() :].partition("\n")[0].strip()[:200]
+        return _fault(run, FaultCause.VERIFIER_BOOTSTRAP, f"the verifier's own set-up failed: {line}")
     causes = [report.parse_cause for report in (stream, files) if report is not None and report.parse_cause]
     cause = "; ".join(causes) or "no verdict was written"
     if run.timed_out:

@@ -206,6 +206,8 @@ def test_a_fault_quotes_the_end_of_what_was_said():
     assert fault.detail.startswith("no verdict was written: SIGKILL (exit 137): x")
     assert fault.detail.endswith("Killed")
     assert len(fault.detail) < 700
+    setup = classify(bare_zero("E: Unable to locate package curl"))
+    assert "set-up failed: E: Unable to locate package curl (exit 0): first line" in setup.detail
     assert "(no output)" in classify(VerifierEnded(0)).detail
 
 

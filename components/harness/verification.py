@@ -39,7 +39,7 @@ shift
 """
 """/logs goes whole, it could be a link of the agent's. A working directory that the agent removed is empty, not absent:
 its assertions then fail, instead of the verifier."""
-START = f'PYTHONPATH="{TOOLS}${{PYTHONPATH:+:$PYTHONPATH}}" exec /bin/bash --noprofile --norc {TEST_SCRIPT}'
+START = f'PYTHONPATH="{TOOLS}${{PYTHONPATH:+:$PYTHONPATH}}" exec "$0" --noprofile --norc {TEST_SCRIPT}'
 """The image, or the task for its verifier, may have a PYTHONPATH of its own."""
 CONTROL_S = 60.0
 """Deadline of each control-plane call around the tests themselves."""
@@ -94,7 +94,7 @@ async def verify_result(sandbox: Sandbox, task: TrialTask, *, timeout_s: float, 
         await _lay_out(view, tests, workdir)
         nonce = secrets.token_hex(16)
         result = await view.exec(
-            ["/bin/bash", "--noprofile", "--norc", "-c", START],
+            [view.shell, "--noprofile", "--norc", "-c", START, view.shell],
             timeout_s=timeout_s,
             cwd=workdir,
             env=task.verifier_env,

@@ -31,7 +31,7 @@ from components.sandbox.contract import (
 )
 from components.sandbox.image import CopyStep, FileEntry, RunStep, normal_path, read_tree
 from components.sandbox.terminal import PtyTerminal, shell_environment
-from components.sandbox.zygote import wire
+from components.sandbox.zygote import userland, wire
 
 if TYPE_CHECKING:
     from components.sandbox.backend import ZygoteBackend
@@ -315,6 +315,7 @@ class View(Box):
     ) -> None:
         super().__init__(backend, spec, life, base=base, extra_environment=VIEW_ENVIRONMENT)
         self.left = left
+        self.shell = userland.VIEW_SHELL if backend.isolation == "namespace/root" else "/bin/bash"
 
     async def seal(self, *paths: str) -> None:
         try:

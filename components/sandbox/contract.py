@@ -246,6 +246,11 @@ class View(Sandbox, Protocol):
         """What is not here because it was the agent's."""
         ...
 
+    @property
+    def shell(self) -> str:
+        """A bash that, where the isolation is good for it, no program of the view can look into."""
+        ...
+
     async def seal(self, *paths: str) -> None:
         """Make folders read-only for everything in the view. `process` isolation cannot: look whether it held."""
         ...

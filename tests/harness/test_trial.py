@@ -17,6 +17,7 @@ class FakeBox:
     """A box whose view says what a good verifier would say."""
 
     isolation = "fake"
+    shell = "/bin/bash"
     left = Left(("changed /usr/bin/less",), (), ("sleep",))
 
     def __init__(self, backend):

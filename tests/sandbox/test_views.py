@@ -107,6 +107,30 @@ async def test_a_sealed_folder_is_read_only_whatever_is_tried(any_box: Sandbox) 
     await view.stop()
 
 
+async def test_a_view_s_shell_cannot_be_looked_into_and_is_a_whole_bash(box: Sandbox) -> None:
+    view = await box.fork_view()
+    look = """
+mapfile -t lines < <(printf 'a\\nb\\n'); echo "${lines[@]}"; echo c | while read -r x; do echo "$x"; done
+cat <<< d; read -r e < /dev/stdin <<< e; echo "$e"; (echo f); exec 5> /tmp/g; echo g >&5; cat /tmp/g
+python3 - $$ <<'END'
+import ctypes, os, sys
+for name in ("environ", "mem", "maps", "fd/0"):
+    try: open(f"/proc/{sys.argv[1]}/{name}", "rb").read(1)
+    except PermissionError: print("refused")
+print(ctypes.CDLL(None).ptrace(16, int(sys.argv[1]), 0, 0))
+END
+"""
+    result = await view.exec([view.shell, "-c", look], timeout_s=10, cwd="/")
+    assert result.output.decode().split() == [*"abcdefg", *["refused"] * 4, "-1"]
+    assert (await sh(view, f"cat {view.shell} | wc -c; echo x > {view.shell}; rm {view.shell}"))[1].startswith("cat: ")
+    result = await view.exec([view.shell, "-c", "kill -9 $$"], timeout_s=10)
+    assert result.exit_code == 137
+    late = await view.exec([view.shell, "-c", "sleep 60 & sleep 60"], timeout_s=0.2)
+    assert late.timed_out
+    assert "sleep" not in (await sh(view, "ps -e"))[1]
+    await view.stop()
+
+
 async def test_a_secret_is_read_once_and_a_report_comes_back_apart_from_the_output(any_box: Sandbox) -> None:
     script = (
         'read -r said <&4; echo "$said" >&3; echo out; read -r again <&4; echo "[$again]"; env; cat /proc/*/environ'

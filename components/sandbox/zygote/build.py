@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from . import cgroups, kernel, seccomp
 from .changes import HIDDEN, PRISTINE
-from .userland import BOX, NEW, Userland
+from .userland import BOX, NEW, SHELL, VIEW_SHELL, Userland
 
 HOME_FOLDERS = (
     "root",
@@ -111,6 +111,8 @@ def _lay_out(order: Order, tools: Tools, trees: dict[str, int]) -> Lowers:
     if order.over is not None or not trees:
         _fill_root(f"{BOX}/root", tools.userland, empty=not trees)
     kernel.set_file_owner(0, 0)
+    if order.over is not None and uid:
+        os.close(os.open(f"{BOX}/root{VIEW_SHELL}", os.O_CREAT | os.O_WRONLY, 0o711))
     if order.over is not None:
         for name in (*MOUNT_POINTS, *PRISTINE):
             os.setxattr(f"{BOX}/root/{name}", "trusted.overlay.opaque" if uid else "user.overlay.opaque", b"y")
@@ -140,7 +142,7 @@ def _overlay(lower: str, key: str, target: str, options: str) -> None:
     kernel.mount("overlay", target, "overlay", kernel.NOSUID | kernel.NODEV, data)
 
 
-def _mount_all(lowers: Lowers, options: str) -> None:
+def _mount_all(lowers: Lowers, options: str, *, with_shell: bool) -> None:
     """The tree of the box at NEW."""
     if lowers.root is None:
         kernel.mount(f"{BOX}/root", NEW, None, kernel.BIND)
@@ -154,6 +156,10 @@ def _mount_all(lowers: Lowers, options: str) -> None:
         "devpts", f"{NEW}/dev/pts", "devpts", kernel.NOSUID | kernel.NOEXEC, "newinstance,ptmxmode=0666,mode=0620"
     )
     kernel.mount("shm", f"{NEW}/dev/shm", "tmpfs", kernel.NOSUID | kernel.NODEV, "size=64m,mode=1777")
+    if with_shell:
+        kernel.mount(SHELL, f"{NEW}{VIEW_SHELL}", None, kernel.BIND)
+        flags = kernel.BIND | kernel.REMOUNT | kernel.RDONLY | kernel.NOSUID | kernel.NODEV
+        kernel.mount("none", f"{NEW}{VIEW_SHELL}", None, flags)
     _hide_kernel_files()
 
 
@@ -215,7 +221,7 @@ def become_box(order: Order, tools: Tools, sync: socket.socket) -> Handles:
     kernel.set_hostname(order.hostname)
     kernel.raise_loopback()
     lowers = _lay_out(order, tools, trees)
-    _mount_all(lowers, tools.userland.overlay_options)
+    _mount_all(lowers, tools.userland.overlay_options, with_shell=privileged and order.over is not None)
     folder = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     uppers = {name: os.open(f"{BOX}/{name}", folder) for name in ("usr", "etc")}
     root = None if lowers.root is None else os.open(f"{BOX}/root", folder)

@@ -7,6 +7,7 @@ generated /etc, device nodes, /proc, its control groups). A box is built from th
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from typing import NamedTuple
 
@@ -30,6 +31,9 @@ LARGEST_ETC_FILE = 4 << 20
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 TOP_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 BOX, NEW = "/box", "/new"
+SHELL, VIEW_SHELL = "/shell", "/run/bash"
+"""A bash that a box may run and not read, for it belongs to nobody there: the kernel then lets no program of a box look
+into it. Where it lies in the zygote's root, and in a view's."""
 
 
 class Userland(NamedTuple):
@@ -166,6 +170,9 @@ def prepare(
     _make_dev(f"{staging}/dev")
     os.mkdir(f"{staging}/proc")
     kernel.mount("/proc", f"{staging}/proc", None, kernel.BIND | kernel.REC)
+    if privileged:
+        shutil.copyfile("/usr/bin/bash", staging + SHELL)
+        os.chmod(staging + SHELL, 0o711)
     if hierarchies is not None:
         os.mkdir(f"{staging}/cgroup")
         for name, path in hierarchies.roots.items():
