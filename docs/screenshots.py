@@ -25,7 +25,7 @@ WIDTH, HEIGHT = 1600, 1000
 MAX_BYTES = 400_000
 WAIT_S = 90.0
 
-METRICS = "gap/(engine|policy|total)_token_mean$|rollout/(reward_mean|turns_mean|cancelled)$"
+METRICS = "gap/(engine|policy|total)_token_mean$|rollout/(reward_mean|turns_mean|carried)$"
 """What the MLflow picture shows, as its search box takes it: two rows of three charts."""
 HIDDEN = ".modebar, [data-assistant-ui] {display: none !important}"
 """MLflow's: tool bars that lie over the curves where there is no mouse, and its assistant's button."""

@@ -67,7 +67,8 @@ class Diagnosis:
         worst = [finding for finding in self.findings if finding.severity is self.severity]
         if self.severity <= Severity.BLIND:
             blind = sum(finding.severity is Severity.BLIND for finding in self.findings)
-            return "ok: nothing is wrong in what was measured" + (f"; {blind} detectors were blind" if blind else "")
+            told = f"; {blind} detector{'s were' if blind > 1 else ' was'} blind" if blind else ""
+            return f"ok: nothing is wrong in what was measured{told}"
         return f"{self.severity.name.lower()}: " + "; ".join(finding.text for finding in worst)
 
 
