@@ -104,7 +104,7 @@ def test_a_run_that_rewrote_no_history_is_well():
 def test_what_was_not_measured_is_blind_and_not_ok():
     found = finding("drift", run(tito__drift=None))
     assert (found.severity, found.value) == (Severity.BLIND, None)
-    assert "1 detectors were blind" in diagnose(run(tito__drift=None), scores()).verdict
+    assert "1 detector was blind" in diagnose(run(tito__drift=None), scores()).verdict
     assert diagnose([], []).severity is Severity.BLIND
     assert finding("reward", run(steps=3)).severity is Severity.BLIND
 
