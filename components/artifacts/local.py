@@ -65,7 +65,7 @@ class LocalStore:
         with self._clear_errors("read", key):
             name, data = self._read(key)
         if hashlib.sha256(data).hexdigest() != name:
-            raise DamagedError(f"store {self._root}: {key} is corrupt: its content is not what was put")
+            raise DamagedError(f"store {self._root}: {key} is corrupt: {self._target(key)} is not what was put")
         return data
 
     def put_json(self, key: str, value: Any) -> None:

@@ -26,7 +26,9 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> CampaignConfig:
     """
     file = Path(path)
     try:
-        document = yaml.safe_load(file.read_text())
+        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"is not text in UTF-8: {error}"], str(path)) from error
     except OSError as error:
         raise ConfigError([f"cannot be read: {error.strerror or error}"], str(path)) from error
     except yaml.YAMLError as error:
@@ -36,7 +38,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> CampaignConfig:
     problems = [problem for override in overrides if (problem := _apply(document, override))]
     if problems:
         raise ConfigError(problems, str(path))
-    return validate(document, str(path))
+    return validate(document, " with ".join([str(path), *overrides]))
 
 
 def validate(document: dict[str, Any], source: str) -> CampaignConfig:

@@ -96,3 +96,14 @@ def test_prefects_form_can_show_every_choice() -> None:
 def test_the_digest_follows_the_values_not_the_spelling() -> None:
     assert digest(load(MINIATURE)) == digest(load(MINIATURE, ["rl.legs=" + str(load(MINIATURE).rl.legs)]))
     assert digest(load(MINIATURE)) != digest(load(MINIATURE, ["seed=9"]))
+
+
+def test_a_file_that_is_no_text_is_refused_by_name(tmp_path):
+    (tmp_path / "broken.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"broken.yaml: 1 problem\n.*is not text in UTF-8"):
+        load(tmp_path / "broken.yaml")
+
+
+def test_a_wrong_override_is_told_beside_the_file_that_it_changes():
+    with pytest.raises(ConfigError, match=r"miniature.yaml with rl.legz=1: 1 problem"):
+        load(MINIATURE, ["rl.legz=1"])
