@@ -217,7 +217,7 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, BaseExceptionGroup):
         kinds = {failure_of(each) for each in error.exceptions}
         return next(kind for kind in Failure if kind in kinds)
-    if isinstance(error, (ConfigError, TaskError, CheckpointError)) or no_space(error) is not None:
+    if isinstance(error, (ConfigError, TaskError, CheckpointError, DamagedError)) or no_space(error) is not None:
         return Failure.REFUSED
     if isinstance(error, StoreError) and isinstance(error.__cause__, OSError) and error.__cause__.errno in _FORBIDDEN:
         return Failure.REFUSED
@@ -234,7 +234,7 @@ def no_space(error: BaseException, place: object = None) -> NoSpaceError | None:
     for each in _chain(error):
         if isinstance(each, NoSpaceError):
             return each
-        if isinstance(each, JobFailed):  # Its text is a whole log; its kind is known.
+        if isinstance(each, (JobFailed, ConfigError)):  # A whole log, or told already: user namespaces run out, too.
             continue
         number = each.errno if isinstance(each, OSError) else None
         if number in _FULL or _FULL_WORDS.search(str(each)):

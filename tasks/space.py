@@ -78,4 +78,5 @@ def _folders(site: Site) -> Iterator[tuple[str, Path]]:
     store = site.store()
     if isinstance(store, LocalStore):
         yield "artifact store", Path(store.url)
-    yield "scratch folder", Path(tempfile.gettempdir())
+    # `gettempdir` passes over a folder that cannot be written to, and what we start does not.
+    yield "scratch folder", Path(os.environ.get("TMPDIR") or tempfile.gettempdir())

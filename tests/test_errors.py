@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from components.errors import (
     CheckpointError,
     ConfigError,
+    DamagedError,
     DivergedError,
     DriftError,
     Exit,
@@ -59,6 +60,7 @@ KINDS = [
     (sqlite3.OperationalError("database or disk is full"), REFUSED),
     (ServiceError("MLflow at x: (sqlite3.OperationalError) database or disk is full\n[SQL: INSERT]"), REFUSED),
     (ExceptionGroup("two", [ConnectionError(), OSError(errno.ENOSPC, "x")]), REFUSED),
+    (DamagedError("pool is corrupt: tests/test.sh is missing"), REFUSED),
     (AssertionError("ours"), PROGRAM),
     (TypeError("takes 2"), PROGRAM),
     (KeyError("metrics"), PROGRAM),
@@ -85,6 +87,12 @@ KINDS = [
     (JobFailed("j", "FAILED with exit code 1", "", PROGRAM), PROGRAM),
     (JobFailed("j", "STOPPED", "", Failure.STOPPED), Failure.STOPPED),
 ]
+
+
+def test_a_machine_without_namespaces_is_not_taken_for_a_full_disk() -> None:
+    """unshare(2) answers ENOSPC where user.max_user_namespaces is used up."""
+    refused = ConfigError(["no sandbox can be had: unshare: No space left on device. Run as root"], "sandbox")
+    assert no_space(refused) is None
 
 
 @pytest.mark.parametrize(("error", "kind"), KINDS, ids=lambda value: repr(value)[:60])

@@ -70,8 +70,11 @@ class Tracker:
         self._logged: dict[str, dict[int, int]] = {}
 
     def campaign(self, campaign: str, config: Mapping[str, Any], tags: Mapping[str, str]) -> Run:
-        """The parent run of a campaign, with its whole configuration as parameters."""
-        run = self._find_or_create(campaign, campaign, tags)
+        """The parent run of a campaign, with its whole configuration as parameters.
+
+        One that is finished stays so: what is evaluated every night belongs to it and does not open it again.
+        """
+        run = self._find_or_create(campaign, campaign, tags, settled="FINISHED")
         self.log_params(run, flatten(config))
         return run
 
@@ -145,7 +148,7 @@ class Tracker:
                 return str(found.experiment_id)
             raise
 
-    def _find_or_create(self, key: str, name: str, tags: Mapping[str, str]) -> Run:
+    def _find_or_create(self, key: str, name: str, tags: Mapping[str, str], settled: str = "RUNNING") -> Run:
         with self._lock:
             found = self._search(key)
             if not found:
@@ -158,7 +161,7 @@ class Tracker:
                 self.client.delete_run(other.info.run_id)
         run = Run(first.info.run_id, self._experiment, key)
         self.log_tags(run, tags)
-        if first.info.status != "RUNNING":
+        if first.info.status not in ("RUNNING", settled):
             self.client.update_run(run.run_id, status="RUNNING")
         return run
 

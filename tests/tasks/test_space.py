@@ -50,6 +50,18 @@ def test_the_disk_that_is_full_is_named_and_nothing_is_left_by_looking(site: Sit
     assert [path.name for path in disk.folder.iterdir()] == ["store"]
 
 
+def test_a_scratch_folder_without_room_is_named_though_python_passes_over_it(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_disk(tmp_path / "scratch", 1) as scratch:
+        monkeypatch.setenv("TMPDIR", str(scratch.folder))
+        assert full(site) is None
+        scratch.fill()
+        found = full(site)
+    assert found is not None
+    assert str(found).startswith(f"scratch folder {scratch.folder}: ")
+
+
 def test_services_are_not_started_where_they_would_fill_the_disk(disk: SmallDisk) -> None:
     small = Site.current({"LONGSHELL_HOME": str(disk.folder)})
     with pytest.raises(NoSpaceError, match=r"state directory .*: 2 MB are free, the services need 50 MB"):

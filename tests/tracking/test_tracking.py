@@ -109,3 +109,18 @@ def test_a_trajectory_is_one_trace_with_a_span_a_turn_and_the_true_times(tracker
     assert [span.name for span in trace.data.spans] == ["count-3", "turn 0", "turn 1", "turn 2"]
     assert trace.info.execution_duration == 2_500
     assert trace.info.request_metadata["mlflow.sourceRun"] == parent.run_id
+
+
+def test_a_finished_campaign_is_not_opened_again_by_what_belongs_to_it_and_a_stage_is(tracker: Tracker) -> None:
+    def status(run: Run) -> str:
+        return str(tracker.client.get_run(run.run_id).info.status)
+
+    campaign = tracker.campaign("nightly", {}, {})
+    stage = tracker.stage(campaign, "evaluate", {})
+    for run in (campaign, stage):
+        tracker.end(run)
+    again = tracker.campaign("nightly", {}, {})
+    assert (again.run_id, status(again)) == (campaign.run_id, "FINISHED")
+    assert status(tracker.stage(again, "evaluate", {})) == "RUNNING"
+    tracker.end(campaign, failed=True)
+    assert status(tracker.campaign("nightly", {}, {})) == "RUNNING"
