@@ -68,7 +68,10 @@ def finished(config: CampaignConfig, store: ArtifactStore) -> tuple[dict[str, An
     if not store.exists(f"{prefix}/results.json"):
         return None
     table = store.get_json(f"{prefix}/table.json")
-    lines = [f"{name}: {value}" for name, value in table["links"].items() if value]
+    links = {name: value for name, value in table["links"].items() if value}
+    lines = [
+        f"{name}: {value}" + " (with `make ui` up)" * str(value).startswith("http") for name, value in links.items()
+    ]
     return store.get_json(f"{prefix}/results.json"), "\n".join([render(table["rows"]), "", *lines])
 
 
