@@ -103,25 +103,6 @@ async def test_a_history_is_not_rewritten_where_no_turn_would_be_left_to_use_it(
     assert max(len(prompt) + limit for prompt, limit in zip(policy.prompts, policy.limits, strict=True)) == WALL
 
 
-@pytest.mark.parametrize(
-    ("texts", "reason"),
-    [
-        (["s" * 50], "summary: cut at 40 tokens"),
-        (["did x", "q" * 50], "questions: cut at 40 tokens"),
-        (["did x", "why?", "a" * 50], "answers: cut at 40 tokens"),
-        ([" \n"], "summary: empty"),
-        (["did x", ""], "questions: empty"),
-    ],
-)
-async def test_a_call_that_gives_nothing_whole_ends_the_trial_with_its_reason(texts, reason):
-    policy = FakePolicy(*[LONG] * 3, *texts)
-    running = loop(policy)
-    assert await running.run("do it") is StopReason.COMPACTION_FAILED
-    assert running.compaction_failure == reason
-    assert (running.tally.compactions_attempted, running.tally.compactions_succeeded) == (1, 0)
-    assert len(running.trajectory.turns) == 3 + len(texts)  # what was drawn is kept, and nothing is asked after it
-
-
 async def test_a_rewritten_history_that_leaves_no_room_ends_the_trial():
     policy = FakePolicy(*[LONG] * 3, "did x", "why?", "because")
     running = loop(policy, FakeTerminal(shown="#" * 950))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,35 +36,6 @@ async def path_of(url: str, checkpoint: Path) -> str:
         return (await client.info()).model_path
     finally:
         await client.close()
-
-
-async def version_of(url: str, checkpoint: Path) -> int:
-    client = SGLangClient(url, model=ModelGeometry.read(checkpoint, CONTEXT))
-    try:
-        return (await draw(client)).weight_version
-    finally:
-        await client.close()
-
-
-@pytest.mark.parametrize("method", [pytest.param("disk", marks=pytest.mark.nightly), "collective"])
-def test_a_killed_sampler_is_started_anew_until_its_restarts_are_used_up(
-    tmp_path: Path,
-    model_folder: Path,  # noqa: F811
-    other_folder: Path,  # noqa: F811
-    method: str,
-) -> None:
-    overrides = [f"publish.method={method}", "publish.timeout_s=30", "sampler.max_restarts=1", "sampler.slots=2"]
-    config = load(MINIATURE, overrides)
-    with launch_sampler(config.sampler, model_folder, seed=0, routing=True, log_path=tmp_path / "log") as server:
-        running = leg(tmp_path, config, model_folder, other_folder, OpenSampler(server.url, server))
-        assert running._publish(1) == 0
-        os.kill(server.pid, signal.SIGKILL)
-        assert running._publish(2) == 1
-        assert asyncio.run(version_of(server.url, model_folder)) == 2
-        assert running._publish(3) == 0
-        os.kill(server.pid, signal.SIGKILL)
-        with pytest.raises(ServiceError, match=r"version 4 was published.*1 restarts .*are used up"):
-            running._publish(4)
 
 
 def test_a_sampler_that_runs_by_itself_serves_the_jobs_checkpoint_and_one_job_at_a_time(

@@ -130,16 +130,6 @@ def test_draws_repeat_with_the_seed_and_do_not_depend_on_the_order_of_arrival(mo
     assert sorted(answer.output_ids.tobytes() for answer in other.values()) != outputs[0]
 
 
-def test_logprobs_are_tempered_and_taken_before_top_p_and_top_k(model_folder: Path, oracle: Oracle) -> None:
-    answers = run(
-        engine(model_folder),
-        Request("half", prompt(1, 20), 20, temperature=0.5),
-        Request("cut", prompt(2, 20), 20, top_p=0.4, top_k=5),
-    )
-    agrees(answers["half"], oracle, temperature=0.5)
-    agrees(answers["cut"], oracle)
-
-
 def test_a_stop_id_ends_the_answer_and_is_part_of_it(model_folder: Path) -> None:
     free = run(engine(model_folder), Request("a", prompt(1, 20), 30, seed=1))["a"]
     stop = int(free.output_ids[10])
