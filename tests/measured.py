@@ -55,12 +55,12 @@ def _save_for_ever(measuring: coverage.Coverage) -> None:
 
 
 def main() -> int:
-    """Gives pytest's exit code, or that of the report when there is too little."""
+    """Gives the exit code of the tests, or that of the report when there is too little."""
     hook = Path(sysconfig.get_path("purelib")) / "longshell_coverage.pth"
     with tempfile.TemporaryDirectory(prefix="longshell-coverage-") as folder:
         hook.write_text(HOOK)
         try:
-            command = [sys.executable, "-m", "pytest", *sys.argv[1:]]
+            command = [sys.executable, "-m", "tests", *sys.argv[1:]]
             code = subprocess.run(command, cwd=ROOT, env={**os.environ, DATA: f"{folder}/.coverage"}).returncode
         finally:
             hook.unlink()
