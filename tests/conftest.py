@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+SLOW = ("flows", "test_faults.py")
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Starts what `make ui` does, when a test will ask for it."""
     if session.config.option.collectonly:
         return
-    if any(item.path.parent.name == "e2e" or item.path.name == "test_worker.py" for item in session.items):
+    if any(item.path.parent.name == "e2e" or item.path.parts[-2:] == SLOW for item in session.items):
         from tests.flows import abandoned  # It imports Prefect and Ray.
 
         abandoned.begin()

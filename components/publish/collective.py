@@ -1,8 +1,9 @@
 """Publishing weights by broadcast: the trainer's rank 0 to every rank of every sampler, bucket after bucket.
 
-Invariants: beyond its own weights the trainer holds one bucket, which is at least a tensor, and the next tensor; a
-broken broadcast is given up as a whole, and those that still answer get all of it again; none of them resumes in
-between (see `barrier`).
+Invariants: beyond its own weights the trainer holds one bucket, which is at least a tensor, and the next tensor: at
+most max(`bucket_bytes`, largest tensor) + largest tensor, whatever tensors there are (gloo's threads let go of their
+last ones a moment after they were sent); a broken broadcast is given up as a whole, and those that still answer get all
+of it again; none of them resumes in between (see `barrier`).
 
 A group lives for one attempt. Making it costs milliseconds with gloo, and no sampler that was restarted, no trainer
 that was, ever meets what is left of an older one.

@@ -1,7 +1,7 @@
 """A flow run whose worker is killed, with all its processes, in the middle of a Ray job.
 
 Two automations bring it back, after as much silence as tells a dead run from a busy machine: about 100 s. So it is
-begun with the session, and `test_worker.py` looks at it when the session comes there.
+begun with the session, and `test_faults.py` looks at it when the session comes there.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ def log_of(client: SyncPrefectClient, run: UUID) -> list[str]:
 
 
 def test_a_run_whose_worker_was_killed_is_started_again_by_the_next_worker_and_attaches_to_the_running_job() -> None:
+    # prefect #16746/#18257: a killed worker left its run Running for ever; #21794/#18653: the automation against that
+    # crashed runs that had finished. #17415/#9895, leaked concurrency slots: nothing of ours waits for one.
     run = abandoned.flow_run()
     with SyncPrefectClient(api=services.ui()["PREFECT_API_URL"]) as client:
         abandoned.eventually(lambda: any(line.startswith("attached to Ray job") for line in log_of(client, run)), 200)
