@@ -61,9 +61,8 @@ async def test_a_clock_that_was_to_be_turned_is_told_and_its_asker_refused(any_b
 
 
 async def test_nothing_is_told_of_honest_work(any_box: Sandbox) -> None:
-    await sh(
-        any_box, "echo x > /app/a; python3 -c 'import json, pdb'; git init -q /app/r; (sleep 99 &); cat /etc/passwd"
-    )
+    await sh(any_box, "echo x > /app/a; python3 -c 'import json, pdb'; git init -q /app/r; cat /etc/passwd")
+    await sh(any_box, "(sleep 99 & until grep -q sleep /proc/$!/comm; do :; done)")
     view = await any_box.fork_view()
     assert view.left.reverted == ()
     assert view.left.ended == ("sleep",)
