@@ -2,7 +2,7 @@
 
 `wave` starts all 561 at once, with durations that reproduce the paper's 48 cancelled of 561; `slots` has 128 places.
 `hard_share` is the hard class's share of what is trained (20 % is drawn), `step_ratio` the mean step time over that of
-`cancel`, `busy_share` the slot-seconds used until the last admission. `decisions_per_s` is the core's speed.
+`cancel`, `busy_share` the slot-seconds used until the last admission. `trials_per_s` is the speed of core and ledger.
 """
 
 from __future__ import annotations

@@ -56,3 +56,13 @@ async def box(root_backend: ZygoteBackend) -> AsyncIterator[Sandbox]:
     started = await root_backend.start(SMALL)
     yield started
     await started.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module", params=["root", "unprivileged"])
+async def any_box(
+    request: pytest.FixtureRequest, root_backend: ZygoteBackend, unprivileged_backend: ZygoteBackend
+) -> AsyncIterator[Sandbox]:
+    backend = root_backend if request.param == "root" else unprivileged_backend
+    started = await backend.start(SMALL)
+    yield started
+    await started.stop()

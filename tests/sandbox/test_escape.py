@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from components.sandbox import Sandbox, SandboxSpec, ZygoteBackend
 from components.sandbox import backend as backend_module
@@ -18,16 +16,6 @@ from tests.sandbox.conftest import SMALL
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 REPOSITORY = Path(__file__).parents[2]
-
-
-@pytest_asyncio.fixture(loop_scope="module", params=["root", "unprivileged"])
-async def any_box(
-    request: pytest.FixtureRequest, root_backend: ZygoteBackend, unprivileged_backend: ZygoteBackend
-) -> AsyncIterator[Sandbox]:
-    backend = root_backend if request.param == "root" else unprivileged_backend
-    started = await backend.start(SMALL)
-    yield started
-    await started.stop()
 
 
 async def test_paths_of_the_host_are_not_there(any_box: Sandbox) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-import pytest_asyncio
 
 from components.sandbox import Left, Sandbox, ZygoteBackend
 from components.sandbox.zygote import changes
@@ -15,16 +13,6 @@ from tests.conformance.sandbox_suite import sh
 from tests.sandbox.conftest import SMALL
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(loop_scope="module", params=["root", "unprivileged"])
-async def any_box(
-    request: pytest.FixtureRequest, root_backend: ZygoteBackend, unprivileged_backend: ZygoteBackend
-) -> AsyncIterator[Sandbox]:
-    backend = root_backend if request.param == "root" else unprivileged_backend
-    started = await backend.start(SMALL)
-    yield started
-    await started.stop()
 
 
 async def test_every_reverted_path_is_told(any_box: Sandbox) -> None:
