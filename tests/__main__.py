@@ -1,7 +1,8 @@
 """`python -m tests [pytest arguments]`: the tests, in three sessions beside each other.
 
-Those that need Prefect, and those that run real jobs, wait much of their time; the others keep one core busy. Every line
-says which session it is of; the last line is the sum. With arguments it is one session of pytest, with these arguments.
+Those that need Prefect, and those that run real jobs, wait much of their time; the others keep one core busy. Every
+line says which session it is of; the last line is the sum. With arguments it is one session of pytest, with these
+arguments.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ SERVED = ("tests/e2e", "tests/flows", "tests/tasks", "tests/tracking")
 """What starts Prefect."""
 JOBS = ("tests/jobs", "tests/test_cluster.py")
 """What runs on Ray alone. It has a head of its own."""
-SESSIONS = {"services": SERVED, "jobs": JOBS, "parts": ("tests", *(f"--ignore={path}" for path in (*SERVED, *JOBS)))}
+PARTS = ("tests", *(f"--ignore={path}" for path in (*SERVED, *JOBS)))
+SESSIONS = {"services": SERVED, "jobs": JOBS, "parts": PARTS}
 COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|deselected|xfailed|xpassed)")
 
 
