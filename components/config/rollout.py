@@ -118,7 +118,36 @@ class SandboxConfig(Section):
     memory_mb: int = Field(512, ge=32)
     disk_mb: int = Field(256, ge=8)
     pids: int = Field(128, ge=8)
-    network: Literal["none"] = "none"
+    network: Literal["none", "proxy"] = "none"
+    """Of the agent's boxes. `proxy`: HTTP and HTTPS to `hosts`, through a proxy of the backend's, and nothing else."""
+    verifier_network: Literal["none", "proxy"] = "none"
+    """Of the boxes that verify, for verifiers that install what they run."""
+    build_network: Literal["none", "proxy"] = "none"
+    """Of what a Dockerfile's RUN runs."""
+    hosts: tuple[str, ...] = ()
+    """Whom the proxy connects to: `example.org`, `*.example.org`, or `*`: whoever is not of a private network."""
+    images: str | None = None
+    """Folder with root file systems for FROM (`make image` fills it) and with what was built over them. None: whatever
+    FROM names, the box gets the host's own userland."""
+
+    min_free_mb: int = Field(512, ge=0)
+    """No box is started while the disk of a job's state has less than this free; it goes on when there is room."""
+    starts_per_s: float = Field(200.0, gt=0)
+    """Boxes that all jobs of this user start on this host together; a second's worth may come at once."""
+
+    @model_validator(mode="after")
+    def _reachable(self) -> SandboxConfig:
+        proxied = "proxy" in (self.network, self.verifier_network, self.build_network)
+        problems = []
+        if proxied and not self.hosts:
+            problems.append("a network of `proxy` reaches nobody without hosts")
+        if self.hosts and not proxied:
+            problems.append("hosts are named, and no network is `proxy`")
+        if self.images is not None and not self.images.startswith("/"):
+            problems.append(f"images must be an absolute path, not {self.images!r}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
 
 
 class RewardConfig(Section):

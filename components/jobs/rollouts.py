@@ -107,6 +107,7 @@ class Rollouts:
         self._streams = {name: chunks for name, chunks in self._streams.items() if name in waiting}
         metrics = rollout_metrics(result.trials, batch.trial_rewards, result.ledger, seconds=result.seconds)
         metrics["rollout/reused"] = float(self._reused)
+        metrics |= {f"sandbox/{name}": count for name, count in world.backend.counts.items()}
         save_batch(Path(folder), result.trials, batch.samples, batch.trial_rewards, result.ledger)
         _, after = self._pool.draw(at, min(result.consumed, len(self._pool)))
         return {

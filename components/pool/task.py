@@ -88,6 +88,9 @@ class Task:
             disk_mb=min(manifest.disk_mb or config.disk_mb, config.disk_mb),
             pids=config.pids,
             network=config.network,
+            view_network=config.verifier_network,
+            build_network=config.build_network,
+            hosts=config.hosts,
             setup_timeout_s=manifest.build_timeout_s,
         )
 

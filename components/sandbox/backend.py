@@ -16,16 +16,20 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from components.config.rollout import SandboxConfig
 from components.errors import ConfigError, FaultCause, InfraFault
 from components.sandbox import leases
-from components.sandbox.box import Box, Life, furnish
+from components.sandbox.admission import Admission
+from components.sandbox.box import Box, Life, furnish, save
 from components.sandbox.channel import Channel, outlast
 from components.sandbox.contract import SandboxBackend, SandboxSpec
+from components.sandbox.image import ImageSpec, steps_digest
+from components.sandbox.proxy import BoxProxy
+from components.sandbox.store import BaseImage, ImageStore, Stack
 from components.sandbox.zygote import cgroups, wire
 
 log = logging.getLogger(__name__)
@@ -50,6 +54,7 @@ ADVICE = (
     "SYS_ADMIN). For trusted tasks only: sandbox.backend=process with sandbox.allow_unisolated=true, which has "
     "no isolation at all."
 )
+KEY_CHARS = 32
 LAUNCHER = "import sys; sys.path.append(sys.argv[1]); from zygote.main import main; main(int(sys.argv[2]))"
 
 
@@ -73,7 +78,14 @@ class Base:
 class ZygoteBackend:
     """Starts boxes through one zygote."""
 
-    def __init__(self, isolation: str, state_dir: Path, lease: str) -> None:
+    def __init__(
+        self,
+        isolation: str,
+        state_dir: Path,
+        lease: str,
+        images: Path | None = None,
+        admission: Admission | None = None,
+    ) -> None:
         self.isolation = isolation
         self.lease = lease
         self.name = isolation.partition("/")[0]
@@ -84,15 +96,36 @@ class ZygoteBackend:
         self._bases: dict[str, Base] = {}
         self._count = 0
         self._hierarchies: cgroups.Hierarchies | None = None
+        self._has_images = images is not None
+        self._store = ImageStore(state_dir / "images" if images is None else images)
+        self._builds: dict[str, asyncio.Task[Stack]] = {}
+        self._admission = admission
+        self._heartbeat: leases.Heartbeat | None = None
 
     @classmethod
     async def open(
-        cls, isolation: str, state_dir: Path, *, idmap: bool = True, become_uid: int | None = None
+        cls,
+        isolation: str,
+        state_dir: Path,
+        *,
+        images: Path | None = None,
+        admission: Admission | None = None,
+        idmap: bool = True,
+        become_uid: int | None = None,
     ) -> ZygoteBackend:
-        """Start a zygote; InfraFault tells what is missing. `become_uid` drops root first (for tests of that path)."""
+        """Start a zygote; InfraFault tells what is missing.
+
+        Args:
+            images: the folder that FROM is looked up in, and that builds and snapshots are kept in. Without, FROM is
+                the host's userland, and snapshots are kept in `state_dir`.
+            admission: asked before every creation of a box.
+            become_uid: drops root first (for tests of that path).
+        """
         owner = leases.current_owner()
-        backend = cls(isolation, state_dir, f"{owner.pid}-{secrets.token_hex(4)}")
-        leases.record(state_dir / "leases", backend.lease, owner)
+        backend = cls(isolation, state_dir, f"{owner.pid}-{secrets.token_hex(4)}", images, admission)
+        lease = leases.record(state_dir / "leases", backend.lease, owner)
+        backend._heartbeat = leases.Heartbeat(lease, state_dir / "boxes")
+        backend._heartbeat.start()
         try:
             await backend._open(idmap, become_uid)
         except BaseException:
@@ -111,6 +144,7 @@ class ZygoteBackend:
         settings = {
             "isolation": self.isolation,
             "staging": str(staging),
+            "images": str(self._store.folder),
             "lease": self.lease,
             "first_uid": FIRST_UID,
             "uid_count": UID_COUNT,
@@ -166,20 +200,88 @@ class ZygoteBackend:
 
     async def start(self, spec: SandboxSpec) -> Box:
         """A started box."""
+        stack, spec = await self._below(spec)
         if self.name == "process" or not spec.changes_system():
-            return Box(self, spec, await self.start_life(spec, None))
-        base = self._base(spec)
+            return Box(self, spec, await self.start_life(spec, stack, None))
+        base = self._base(spec, stack)
         base.users += 1
         try:
             name = (await asyncio.shield(base.life)).name
-            return Box(self, spec, await self.start_life(spec, name), base=name, release=lambda: self._release(base))
+            life = await self.start_life(spec, stack, name)
+            return Box(self, spec, life, base=name, release=lambda: self._release(base))
         except BaseException:
             self._release(base)
             raise
 
-    async def start_life(self, spec: SandboxSpec, base: str | None) -> Life:
+    async def _below(self, spec: SandboxSpec) -> tuple[Stack, SandboxSpec]:
+        """What the box is laid over, and what is left to be done then."""
+        if spec.snapshot is not None:
+            saved = self._store.layer(spec.snapshot)
+            if saved is None:
+                raise InfraFault(FaultCause.SANDBOX, f"there is no snapshot {spec.snapshot} in {self._store.folder}")
+            return saved, spec.without_steps()
+        if spec.image is None or not self._has_images:
+            return Stack(), spec
+        if self.name == "process":
+            raise InfraFault(FaultCause.IMAGE, "without isolation there is no other userland than the host's")
+        try:
+            base = self._store.base(spec.image.base)
+        except LookupError as error:
+            where = f"Dockerfile line {spec.image.line}: FROM {spec.image.base}"
+            raise InfraFault(FaultCause.IMAGE, f"{where}: {error}. `make image` makes one.") from error
+        stack = Stack(base)
+        if spec.image.steps:
+            stack = await self._built(spec, spec.image, base)
+        return stack, spec.without_image_steps()
+
+    async def _built(self, spec: SandboxSpec, image: ImageSpec, base: BaseImage) -> Stack:
+        """The image, built once however many ask, in this process and others."""
+        start = repr((base.key, sorted(base.env.items()), image.workdir, spec.build_network, spec.hosts))
+        key = steps_digest(image.steps, start)[:KEY_CHARS]
+        if key not in self._builds:
+            self._builds[key] = asyncio.create_task(self._build(key, spec, Stack(base)))
+        build = self._builds[key]
+        try:
+            return await asyncio.shield(build)
+        finally:
+            if build.done() and (build.cancelled() or build.exception() is not None):
+                self._builds.pop(key, None)  # who asks next tries again
+
+    async def _build(self, key: str, spec: SandboxSpec, below: Stack) -> Stack:
+        async with self._store.making(key):
+            built = self._store.layer(key)
+            if built is not None:
+                return built
+            maker = replace(spec, files={}, setup=(), network=spec.build_network)
+            life = await self.launch(maker, below, system=None, over=None)
+            try:
+                await furnish(life, maker)
+                await life.channel.request({"op": "end"}, timeout_s=END_S)
+                return await self._save(life, key)
+            finally:
+                await asyncio.shield(self.end(life))
+
+    async def save_snapshot(self, life: Life) -> str:
+        """Save the files of a box whose programs have ended."""
+        key = f"snapshot-{secrets.token_hex(KEY_CHARS // 2)}"
+        async with self._store.making(key):
+            await self._save(life, key)
+        return key
+
+    async def _save(self, life: Life, key: str) -> Stack:
+        shift = FIRST_UID if self.isolation == "namespace/root" else None
+        try:
+            return await save(life, self._store, key, shift=shift)
+        except OSError as error:
+            raise InfraFault(FaultCause.SANDBOX, f"{life.name} cannot be saved: {error}") from error
+
+    async def forget(self, snapshot: str) -> None:
+        """Remove a snapshot; those that were made over it need it."""
+        await asyncio.to_thread(self._store.remove, snapshot)
+
+    async def start_life(self, spec: SandboxSpec, stack: Stack, base: str | None) -> Life:
         """A new living box in its started state: laid over its base, or furnished from the spec."""
-        life = await self.launch(spec, system=base, over=None)
+        life = await self.launch(spec, stack, system=base, over=None)
         if base is not None:
             return life
         try:
@@ -189,12 +291,12 @@ class ZygoteBackend:
             raise
         return life
 
-    def _base(self, spec: SandboxSpec) -> Base:
+    def _base(self, spec: SandboxSpec, stack: Stack) -> Base:
         """The started state of all specs with this digest; furnished once."""
-        digest = spec.digest()
+        digest = f"{'' if stack.base is None else stack.base.key} {stack.layers} {spec.digest()}"
         base = self._bases.pop(digest, None)
         if base is None or base.failed:
-            base = Base(asyncio.create_task(self._make_base(spec)))
+            base = Base(asyncio.create_task(self._make_base(spec, stack)))
         self._bases[digest] = base  # the latest used is the last
         return base
 
@@ -207,8 +309,8 @@ class ZygoteBackend:
             if not held.failed:
                 self.discard(held.life.result())
 
-    async def _make_base(self, spec: SandboxSpec) -> Life:
-        life = await self.launch(spec, system=None, over=None)
+    async def _make_base(self, spec: SandboxSpec, stack: Stack) -> Life:
+        life = await self.launch(replace(spec, network=spec.build_network), stack, system=None, over=None)
         try:
             await furnish(life, spec)
             await life.channel.request({"op": "end"}, timeout_s=END_S)
@@ -217,14 +319,21 @@ class ZygoteBackend:
             raise
         return life
 
-    async def launch(self, spec: SandboxSpec, *, system: str | None, over: str | None) -> Life:
+    @property
+    def counts(self) -> dict[str, float]:
+        """How often, and for how many seconds, boxes were not started at once; see `Admission.counts`."""
+        return {} if self._admission is None else self._admission.counts
+
+    async def launch(self, spec: SandboxSpec, stack: Stack, *, system: str | None, over: str | None) -> Life:
         """Start a bare box; its start is known to the zygote before this returns or raises."""
+        if self._admission is not None:
+            await self._admission.enter()
         zygote = self._zygote()
         self._count += 1
         name = f"box{self._count}"
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         loop = asyncio.get_running_loop()
-        life = Life(name, Channel(ours, f"box {name}"), loop.create_future())
+        life = Life(name, Channel(ours, f"box {name}"), loop.create_future(), stack)
         ready = life.channel.expect(0)
         self._lives[name] = life
         body = {
@@ -238,11 +347,16 @@ class ZygoteBackend:
             "cpus": spec.cpus,
             "system": system,
             "over": over,
+            "image": stack.order(),
+            "proxy": spec.network == "proxy",
         }
         try:
             with theirs:
                 zygote.post(body, [theirs.fileno()])
-            await life.channel.reply(ready, "start", START_S)
+            _, listening = await life.channel.reply(ready, "start", START_S)
+            if listening:
+                life.proxy = BoxProxy(spec.hosts)
+                await life.proxy.serve(listening[0])
         except OSError as error:
             await asyncio.shield(self.end(life))
             raise InfraFault(FaultCause.SANDBOX, f"{self.isolation}: {error}") from error
@@ -258,6 +372,8 @@ class ZygoteBackend:
     def discard(self, life: Life) -> bool:
         """Have a living box ended; False when there is nothing to wait for."""
         life.channel.close(f"box {life.name} was stopped")
+        if life.proxy is not None:
+            life.proxy.close()
         if life.name not in self._lives or self._channel is None:
             return False
         self._channel.post({"op": "stop", "box": life.name})
@@ -275,9 +391,17 @@ class ZygoteBackend:
         for base in self._bases.values():
             base.life.cancel()
         self._bases.clear()
+        for build in self._builds.values():
+            build.cancel()
+        self._builds.clear()
+        for life in self._lives.values():
+            if life.proxy is not None:
+                life.proxy.close()
         if self._channel is not None:
             self._channel.close("the backend was closed")
             self._channel = None
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         if self._process is not None:
             process, self._process = self._process, None
             try:
@@ -306,11 +430,11 @@ def start_zygote(control: socket.socket, log_path: Path) -> subprocess.Popen[byt
         )
 
 
-async def _open_and_try(isolation: str, state_dir: Path) -> ZygoteBackend:
+async def _open_and_try(isolation: str, state_dir: Path, images: Path | None, admission: Admission) -> ZygoteBackend:
     """A backend in which a box has really started."""
     if isolation == "namespace/root" and os.geteuid() != 0:
         raise InfraFault(FaultCause.SANDBOX, f"{isolation}: needs root, this is uid {os.geteuid()}")
-    backend = await ZygoteBackend.open(isolation, state_dir)
+    backend = await ZygoteBackend.open(isolation, state_dir, images=images, admission=admission)
     try:
         box = await backend.start(SandboxSpec(memory_mb=64, disk_mb=8))
         result = await box.exec(["true"], timeout_s=10)
@@ -331,14 +455,17 @@ async def open_backend(config: SandboxConfig, state_dir: Path) -> SandboxBackend
         )
     state_dir = state_dir.resolve()
     state_dir.mkdir(parents=True, exist_ok=True)
+    images = None if config.images is None else Path(config.images)
     await asyncio.to_thread(leases.sweep, state_dir / "leases", state_dir / "boxes")
+    await asyncio.to_thread(ImageStore(images or state_dir / "images").sweep)
+    admission = Admission(state_dir, min_free_mb=config.min_free_mb, starts_per_s=config.starts_per_s)
     choices = ISOLATIONS[config.backend]
     if config.backend == "auto" and config.allow_unisolated:
         choices = (*choices, "process")
     refusals: list[str] = []
     for isolation in choices:
         try:
-            backend = await _open_and_try(isolation, state_dir)
+            backend = await _open_and_try(isolation, state_dir, images, admission)
         except InfraFault as fault:
             refusals.append(fault.detail)
             continue

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from components.errors import FaultCause, InfraFault
+from components.sandbox import proxy
 from components.sandbox.capture import PipeCapture
 from components.sandbox.channel import Channel
 from components.sandbox.contract import (
@@ -29,7 +30,9 @@ from components.sandbox.contract import (
     Left,
     SandboxSpec,
 )
-from components.sandbox.image import CopyStep, FileEntry, RunStep, normal_path, read_tree
+from components.sandbox.image import CopyStep, FileEntry, RunStep, normal_path, plain_user, read_tree
+from components.sandbox.proxy import BoxProxy
+from components.sandbox.store import ImageStore, Stack
 from components.sandbox.terminal import PtyTerminal, shell_environment
 from components.sandbox.zygote import userland, wire
 
@@ -60,6 +63,13 @@ class Life:
     name: str
     channel: Channel
     gone: asyncio.Future[None]
+    stack: Stack
+    proxy: BoxProxy | None = None
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Variables that its programs need to find their way out."""
+        return {} if self.proxy is None else proxy.environment()
 
 
 async def run(
@@ -73,6 +83,7 @@ async def run(
     max_output_bytes: int = OUTPUT_BYTES,
     merge_stderr: bool = True,
     secret: bytes | None = None,
+    user: str = "",
 ) -> ExecResult:
     """Run one command in a living box."""
     out = PipeCapture(max_output_bytes)
@@ -97,6 +108,7 @@ async def run(
                 "cwd": cwd,
                 "timeout_s": timeout_s,
                 "places": list(places),
+                "user": user,
             }
             life.channel.post(body, list(places.values()))
         finally:
@@ -141,12 +153,23 @@ async def write_files(life: Life, files: Mapping[str, FileEntry | bytes]) -> Non
     entries = []
     for path, given in files.items():
         entry = given if isinstance(given, FileEntry) else FileEntry(given)
-        entries.append((normal_path(path), entry.kind, entry.mode, entry.content))
+        entries.append((normal_path(path), entry.kind, entry.mode, entry.name, entry.content))
     blob = wire.memory_file(wire.pack_files(entries))
     try:
         await life.channel.request({"op": "put"}, [blob], timeout_s=OPERATION_S)
     finally:
         os.close(blob)
+
+
+async def save(life: Life, store: ImageStore, key: str, *, shift: int | None) -> Stack:
+    """Save the files of a box whose programs have ended; to be called while `making` the layer."""
+    said, folders = await life.channel.request({"op": "layers"}, timeout_s=OPERATION_S)
+    try:
+        uppers = dict(zip(said["names"], folders, strict=True))
+        return await asyncio.to_thread(store.save, key, life.stack, uppers, shift=shift)
+    finally:
+        for folder in folders:
+            os.close(folder)
 
 
 async def furnish(life: Life, spec: SandboxSpec) -> None:
@@ -164,8 +187,9 @@ async def furnish(life: Life, spec: SandboxSpec) -> None:
 
 
 async def _run_step(life: Life, step: RunStep, timeout_s: float) -> None:
-    env = {**BASE_ENVIRONMENT, **step.env}
-    result = await run(life, ["/bin/sh", "-c", step.command], env=env, cwd=step.workdir, timeout_s=timeout_s)
+    env = {**BASE_ENVIRONMENT, **life.env, **({} if life.stack.base is None else life.stack.base.env), **step.env}
+    argv = ["/bin/sh", "-c", step.command]
+    result = await run(life, argv, env=env, cwd=step.workdir, timeout_s=timeout_s, user=step.user)
     if result.exit_code != 0:
         ending = "timed out" if result.timed_out else f"exited {result.exit_code}"
         where = f"Dockerfile line {step.line}" if step.line else "setup"
@@ -194,7 +218,9 @@ class Box:
         self._stopped = False
         self._terminals: list[PtyTerminal] = []
         self._oom_seen = 0
-        self._env = {**BASE_ENVIRONMENT, **extra_environment, **spec.environment()}
+        image = {} if life.stack.base is None else life.stack.base.env
+        self._env = {**BASE_ENVIRONMENT, **image, **extra_environment, **spec.environment()}
+        self._user = "" if spec.image is None else spec.image.user
         self.id = f"{backend.lease}.{life.name}"
 
     @property
@@ -213,17 +239,19 @@ class Box:
         max_output_bytes: int = OUTPUT_BYTES,
         merge_stderr: bool = True,
         secret: bytes | None = None,
+        user: str | None = None,
     ) -> ExecResult:
         result = await run(
             self._life,
             argv,
-            env={**self._env, **(env or {})},
+            env={**self._life.env, **self._env, **(env or {})},
             cwd=self._spec.workdir if cwd is None else cwd,
             timeout_s=timeout_s,
             stdin=stdin,
             max_output_bytes=max_output_bytes,
             merge_stderr=merge_stderr,
             secret=secret,
+            user=self._user if user is None else plain_user(user),
         )
         kills = self._backend.oom_kills(self._life.name)
         oom, self._oom_seen = kills > self._oom_seen, kills
@@ -256,11 +284,12 @@ class Box:
             "op": "terminal",
             "exit_id": exit_id,
             "argv": [*SHELL, *(() if echo else UNSHOWN)],
-            "env": {**self._env, **shell_environment(key, prompt)},
+            "env": {**self._life.env, **self._env, **shell_environment(key, prompt)},
             "cwd": self._spec.workdir,
             "rows": rows,
             "columns": columns,
             "echo": echo,
+            "user": self._user,
         }
         try:
             _, (master,) = await channel.request(body, timeout_s=OPERATION_S)
@@ -284,13 +313,20 @@ class Box:
 
     async def fork_view(self) -> View:
         left = await self._end()
-        life = await self._backend.launch(self._spec, system=self._base, over=self._life.name)
+        spec = replace(self._spec, network=self._spec.view_network)
+        life = await self._backend.launch(spec, self._life.stack, system=self._base, over=self._life.name)
         return View(self._backend, self._spec, life, left, base=self._base)
+
+    async def snapshot(self) -> str:
+        await self._end()
+        return await self._backend.save_snapshot(self._life)
 
     async def reset(self) -> None:
         await self._close_terminals()
         old = self._life
-        self._life, _ = await asyncio.gather(self._backend.start_life(self._spec, self._base), self._backend.end(old))
+        self._life, _ = await asyncio.gather(
+            self._backend.start_life(self._spec, old.stack, self._base), self._backend.end(old)
+        )
         self._oom_seen = 0
 
     async def stop(self) -> None:
@@ -315,6 +351,7 @@ class View(Box):
     ) -> None:
         super().__init__(backend, spec, life, base=base, extra_environment=VIEW_ENVIRONMENT)
         self.left = left
+        self._user = ""  # the verifier is root's, whoever the agent was
         self.shell = userland.VIEW_SHELL if backend.isolation == "namespace/root" else "/bin/bash"
 
     async def seal(self, *paths: str) -> None:

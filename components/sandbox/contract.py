@@ -7,14 +7,13 @@ short of ending its own box.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
 from components.config.rollout import SandboxConfig
-from components.sandbox.image import CopyStep, FileEntry, ImageSpec, RunStep, normal_path
+from components.sandbox.image import CopyStep, FileEntry, ImageSpec, RunStep, normal_path, steps_digest
 
 OUTPUT_BYTES = 1 << 20
 """Default bound of a command's kept output: half from its start, half from its end."""
@@ -22,6 +21,7 @@ REPORT_BYTES = 8 << 20
 GET_BYTES = 64 << 20
 REPORT_FD, SECRET_FD = 3, 4
 """A command that is given a secret reads it, once, from one and reports on the other: neither has a name in the box."""
+Network = Literal["none", "proxy"]
 SYSTEM_FOLDERS = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr")
 
 
@@ -39,14 +39,20 @@ class SandboxSpec:
     memory_mb: int = 512
     disk_mb: int = 256
     pids: int = 128
-    network: Literal["none"] = "none"
+    network: Network = "none"
+    view_network: Network = "none"
+    """Of views of this box."""
+    build_network: Network = "none"
+    """Of the image's RUN commands, where the backend builds the image."""
+    hosts: tuple[str, ...] = ()
+    """Whom a network of `proxy` reaches; see `SandboxConfig.hosts`."""
+    snapshot: str | None = None
+    """What `Sandbox.snapshot` told: start there, with neither image steps nor files nor setup."""
     setup_timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
         if not self.workdir.startswith("/"):
             raise ValueError(f"workdir must be absolute, not {self.workdir!r}")
-        if self.network != "none":
-            raise ValueError(f"network {self.network!r}: only none is offered")
 
     @classmethod
     def within(
@@ -68,6 +74,9 @@ class SandboxSpec:
             disk_mb=limits.disk_mb,
             pids=limits.pids,
             network=limits.network,
+            view_network=limits.verifier_network,
+            build_network=limits.build_network,
+            hosts=limits.hosts,
         )
 
     def steps(self) -> tuple[CopyStep | RunStep, ...]:
@@ -80,6 +89,14 @@ class SandboxSpec:
         own: list[CopyStep | RunStep] = [CopyStep(files)] if files else []
         own += [RunStep(command, self.workdir, environment, 0) for command in self.setup]
         return (*image_steps, *own)
+
+    def without_image_steps(self) -> SandboxSpec:
+        """What is left to do over an image that has been built."""
+        return self if self.image is None else replace(self, image=replace(self.image, steps=()))
+
+    def without_steps(self) -> SandboxSpec:
+        """What is left to do over a snapshot: nothing."""
+        return replace(self.without_image_steps(), files={}, setup=())
 
     def environment(self) -> dict[str, str]:
         """The image's variables under the spec's own."""
@@ -96,14 +113,7 @@ class SandboxSpec:
 
     def digest(self) -> str:
         """Names the started state: two specs with one digest may share a base."""
-        state = hashlib.sha256(repr((self.workdir, self.disk_mb)).encode())
-        for step in self.steps():
-            if isinstance(step, RunStep):
-                state.update(repr((step.command, step.workdir, sorted(step.env.items()))).encode())
-            else:
-                for path, entry in sorted(step.files.items()):
-                    state.update(repr((path, entry.kind, entry.mode, len(entry.content))).encode() + entry.content)
-        return state.hexdigest()
+        return steps_digest(self.steps(), repr((self.workdir, self.disk_mb, self.snapshot)))
 
 
 @dataclass(frozen=True)
@@ -198,9 +208,11 @@ class Sandbox(Protocol):
         max_output_bytes: int = OUTPUT_BYTES,
         merge_stderr: bool = True,
         secret: bytes | None = None,
+        user: str | None = None,
     ) -> ExecResult:
         """Run a command to its end or its timeout (then it and everything it started is killed).
 
+        `user` is a name or a number, with `:group` or without; None is whom the image names, in a view root.
         `secret`, at most a pipe's 4 KiB, is what it can read from `SECRET_FD`; whoever reads first has it.
         """
         ...
@@ -227,6 +239,13 @@ class Sandbox(Protocol):
 
     async def fork_view(self) -> View:
         """End the box's processes, then start a fresh box over its files: its own system, not the agent's."""
+        ...
+
+    async def snapshot(self) -> str:
+        """End the box's processes and save its files, without those of its image; the name for `SandboxSpec.snapshot`.
+
+        The box goes on. What was saved outlives it and its backend, until `SandboxBackend.forget`.
+        """
         ...
 
     async def reset(self) -> None:
@@ -267,6 +286,15 @@ class SandboxBackend(Protocol):
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
         """A started box; InfraFault when it cannot be had."""
+        ...
+
+    @property
+    def counts(self) -> Mapping[str, float]:
+        """What kept boxes from being started at once, since the backend was opened; the series `sandbox/<name>`."""
+        ...
+
+    async def forget(self, snapshot: str) -> None:
+        """Remove what `Sandbox.snapshot` saved; no box that started from it may live. Idempotent."""
         ...
 
     async def close(self) -> None:

@@ -1,24 +1,28 @@
-"""A Harbor task's environment/Dockerfile, read in a subset: FROM, WORKDIR, COPY, ENV, RUN.
+"""A Harbor task's environment/Dockerfile, read in a subset: FROM, ARG, ENV, WORKDIR, USER, COPY, RUN.
 
-Whatever FROM names, the box gets the host's userland; anything outside the subset is refused with its line rather than
-skipped, because a task that starts in another state than its author meant teaches the wrong thing.
+What FROM names a backend finds, or says that it has not. Anything outside the subset is refused with its line rather
+than skipped, because a task that starts in another state than its author meant teaches the wrong thing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import posixpath
 import re
 import shlex
 import stat
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from components.errors import TaskError
 
+VARIABLE = re.compile(r"\\(.)|\$(?:(\w+)|\{(\w+)(?:(:[-+])([^}]*))?\})")
+"""`\\$`, `$NAME`, `${NAME}`, `${NAME:-otherwise}`, `${NAME:+instead}`."""
+NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 LARGEST_COPY = 64 << 20
 """Bytes a COPY may bring: they are written into the box's own disk at every start."""
 
@@ -30,6 +34,8 @@ class FileEntry:
     content: bytes = b""
     mode: int = 0o644
     kind: Literal["file", "directory", "symlink"] = "file"
+    name: str = ""
+    """What it is called within a folder that already stands at its path; without a name it does not go into folders."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,8 @@ class RunStep:
     workdir: str
     env: Mapping[str, str]
     line: int
+    user: str = ""
+    """Name or number, with `:group` or without; nothing is root."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,23 @@ class ImageSpec:
     workdir: str = "/app"
     env: Mapping[str, str] = field(default_factory=dict)
     steps: tuple[CopyStep | RunStep, ...] = ()
+    user: str = ""
+    """Who the programs of its boxes are (those of views are root's)."""
+    line: int = 1
+    """Where the Dockerfile names the base."""
+
+
+def steps_digest(steps: Iterable[CopyStep | RunStep], start: str) -> str:
+    """Names what `steps` make of `start`."""
+    state = hashlib.sha256(start.encode())
+    for step in steps:
+        if isinstance(step, RunStep):
+            state.update(repr((step.command, step.workdir, sorted(step.env.items()), step.user)).encode())
+            continue
+        for path, entry in sorted(step.files.items()):
+            named = repr((path, entry.kind, entry.mode, entry.name, len(entry.content)))
+            state.update(named.encode() + entry.content)
+    return state.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -71,6 +96,11 @@ class Instruction:
 def normal_path(path: str) -> str:
     """An absolute path without `.`, `..` or doubled slashes."""
     return "/" + posixpath.normpath("/" + path).lstrip("/")
+
+
+def plain_user(user: str) -> str:
+    """Nothing for root, which needs no looking up."""
+    return "" if user in ("root", "0", "root:root", "0:0") else user
 
 
 def read_tree(source: Path, target: str) -> dict[str, FileEntry]:
@@ -120,25 +150,49 @@ def instructions(text: str) -> Iterator[Instruction]:
         yield Instruction(first, name.upper(), rest.strip())
 
 
+def _listed(text: str) -> list[str] | None:
+    """Words written as JSON; None for text that is not (`[ -f x ]` is a command)."""
+    try:
+        words = json.loads(text)
+    except ValueError:
+        return None
+    return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else None
+
+
 class _Reader:
     """Applies instructions in order; problems are collected, not raised one by one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.base = ""
+        self.line = 1
         self.workdir = "/"
+        self.user = ""
         self.env: dict[str, str] = {}
+        self._arguments: dict[str, str] = {}
+        self._global_arguments: dict[str, str] = {}
         self.steps: list[CopyStep | RunStep] = []
         self.problems: list[str] = []
         self._copied = 0
 
     def apply(self, instruction: Instruction) -> None:
         """The boundary at which a bad instruction becomes a problem of the task."""
-        readers = {"FROM": self._from, "WORKDIR": self._workdir, "COPY": self._copy, "ENV": self._env, "RUN": self._run}
+        readers = {
+            "FROM": self._from,
+            "ARG": self._arg,
+            "ENV": self._env,
+            "WORKDIR": self._workdir,
+            "USER": self._user,
+            "COPY": self._copy,
+            "RUN": self._run,
+        }
         where = f"Dockerfile line {instruction.line}: {instruction.name}"
         reader = readers.get(instruction.name)
         if reader is None:
-            self.problems.append(f"{where} is not supported (FROM, WORKDIR, COPY, ENV and RUN are)")
+            self.problems.append(f"{where} is not supported ({', '.join(readers)} are)")
+            return
+        if not self.base and instruction.name not in ("FROM", "ARG"):
+            self.problems.append(f"{where} comes before FROM")
             return
         try:
             reader(instruction)
@@ -148,10 +202,26 @@ class _Reader:
     def _from(self, instruction: Instruction) -> None:
         if self.base:
             raise ValueError("only one stage is supported")
-        words = instruction.rest.split()
+        words = self._expand(instruction.rest).split()
         if not words:
             raise ValueError("names no image")
-        self.base = words[0]
+        if len(words) != 1 and not (len(words) == 3 and words[1].upper() == "AS"):
+            raise ValueError("takes an image, and a name of the stage; flags are not supported")
+        self.base, self.line = words[0], instruction.line
+        self._global_arguments, self._arguments = self._arguments, {}
+
+    def _arg(self, instruction: Instruction) -> None:
+        for word in shlex.split(instruction.rest):
+            name, _, default = word.partition("=")
+            if not re.fullmatch(NAME, name):
+                raise ValueError(f"{word!r} is not NAME or NAME=default")
+            self._arguments[name] = self._expand(default) if "=" in word else self._global_arguments.get(name, "")
+
+    def _user(self, instruction: Instruction) -> None:
+        user = self._expand(instruction.rest)
+        if not re.fullmatch(r"[\w.-]+(:[\w.-]+)?", user):
+            raise ValueError(f"{user!r} is not a user, or user:group")
+        self.user = plain_user(user)
 
     def _workdir(self, instruction: Instruction) -> None:
         if not instruction.rest:
@@ -167,24 +237,35 @@ class _Reader:
             return
         for word in words:
             name, equals, value = word.partition("=")
-            if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            if not equals or not re.fullmatch(NAME, name):
                 raise ValueError(f"{word!r} is not NAME=value")
             self.env[name] = self._expand(value)
 
     def _expand(self, text: str) -> str:
-        return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda match: self.env.get(match[1] or match[2], ""), text)
+        known = {**self._arguments, **self.env}
+
+        def value(match: re.Match[str]) -> str:
+            if match[1]:
+                return match[1] if match[1] == "$" else match[0]
+            found = known.get(match[2] or match[3], "")
+            if match[4] == ":+":
+                return match[5] if found else ""
+            return found or match[5] or ""
+
+        return VARIABLE.sub(value, text)
 
     def _run(self, instruction: Instruction) -> None:
         rest = instruction.rest
         if rest.startswith(("--", "<<")) or re.search(r"<<-?\s*['\"]?[A-Z_]+['\"]?\s*$", rest):
             raise ValueError("flags and heredocs are not supported")
-        if rest.startswith("["):
-            rest = shlex.join(json.loads(rest))
-        self.steps.append(RunStep(rest, self.workdir, dict(self.env), instruction.line))
+        words = _listed(rest)
+        if words is not None:
+            rest = shlex.join(words)
+        self.steps.append(RunStep(rest, self.workdir, {**self._arguments, **self.env}, instruction.line, self.user))
 
     def _copy(self, instruction: Instruction) -> None:
         rest = instruction.rest
-        words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
+        words = _listed(rest) or shlex.split(rest)
         if any(word.startswith(("--", "<<")) for word in words):
             raise ValueError("flags and heredocs are not supported")
         if len(words) < 2:
@@ -221,7 +302,7 @@ class _Reader:
             elif target.endswith("/") or several or len(matches) > 1 or target in (".", ".."):
                 files[normal_path(f"{place}/{match.name}")] = entry
             else:
-                files[place] = entry
+                files[place] = replace(entry, name=match.name)
         return files
 
 
@@ -237,4 +318,4 @@ def read_dockerfile(environment_dir: Path) -> ImageSpec:
         reader.problems.append("Dockerfile has no FROM")
     if reader.problems:
         raise TaskError(str(environment_dir), reader.problems)
-    return ImageSpec(reader.base, reader.workdir, reader.env, tuple(reader.steps))
+    return ImageSpec(reader.base, reader.workdir, reader.env, tuple(reader.steps), user=reader.user, line=reader.line)

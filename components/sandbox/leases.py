@@ -1,16 +1,19 @@
 """Who owns what a backend leaves outside its processes: control groups, and folders of boxes without isolation.
 
 Invariant: a lease is on disk before anything it covers exists. A sweep removes what belongs to a lease whose owner has
-ended (same boot, same pid namespace, no process of that pid and start time), and nothing else.
+ended, and nothing else: no process of that pid and start time, on the same boot and in the same pid namespace; or an
+owner of another pid namespace, which cannot be seen, without a heartbeat for STALE_S.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import shutil
 import signal
+import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +23,11 @@ from components.sandbox.zygote import cgroups
 log = logging.getLogger(__name__)
 
 SWEEP_PATIENCE_S = 2.0
+HEARTBEAT_S = 15.0
+SWEEP_EVERY = 20
+"""Heartbeats between two sweeps of a living backend: what others left does not wait for the next one to open."""
+STALE_S = 600.0
+"""A job that stands still for less is alive: machines are paused, disks are slow."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +58,13 @@ def current_owner() -> Owner:
     return Owner(pid, started, boot, os.stat("/proc/self/ns/pid").st_ino)
 
 
-def is_orphan(owner: Owner, observer: Owner) -> bool:
-    """Whether the owner has certainly ended. Of another pid namespace nothing is certain."""
+def is_orphan(owner: Owner, observer: Owner, silent_s: float) -> bool:
+    """Whether the owner has ended: seen, or, of another pid namespace, not heard of for `silent_s` seconds."""
     if owner.boot != observer.boot:
         return True
-    return owner.pid_namespace == observer.pid_namespace and start_time(owner.pid) != owner.started
+    if owner.pid_namespace != observer.pid_namespace:
+        return silent_s > STALE_S
+    return start_time(owner.pid) != owner.started
 
 
 def record(folder: Path, lease: str, owner: Owner) -> Path:
@@ -77,17 +87,50 @@ def sweep(folder: Path, boxes: Path) -> list[str]:
     for path in sorted(folder.glob("*.json")):
         try:
             owner = Owner(**json.loads(path.read_text()))
+            silent_s = time.time() - path.stat().st_mtime
         except FileNotFoundError:  # another sweep was faster
             continue
-        if not is_orphan(owner, observer):
+        if not is_orphan(owner, observer, silent_s):
             continue
         if remove_groups(path.stem):
             shutil.rmtree(boxes / path.stem, ignore_errors=True)
             path.unlink(missing_ok=True)
             swept.append(path.stem)
+    for path in folder.glob("*.tmp"):  # of one who was killed before its lease stood
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > STALE_S:
+                path.unlink()
     if swept:
         log.warning("removed what %d ended sandbox backend(s) left: %s", len(swept), ", ".join(swept))
     return swept
+
+
+class Heartbeat:
+    """Says that a backend is alive, and sweeps now and then, in a thread: an event loop may be busy for long."""
+
+    def __init__(self, lease: Path, boxes: Path) -> None:
+        self._lease = lease
+        self._boxes = boxes
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name=f"heartbeat-{lease.stem}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Idempotent; a sweep that is under way is not waited for."""
+        self._ended.set()
+
+    def _beat(self) -> None:
+        beats = 0
+        while not self._ended.wait(HEARTBEAT_S):
+            beats += 1
+            try:
+                os.utime(self._lease)
+                if beats % SWEEP_EVERY == 0:
+                    sweep(self._lease.parent, self._boxes)
+            except OSError as error:  # a full or lost disk: told once more with every beat, and no reason to end
+                log.warning("the heartbeat of %s failed: %s", self._lease.name, error)
 
 
 def remove_groups(lease: str) -> bool:
@@ -116,6 +159,8 @@ def _kill_members(group: Path) -> None:
     except FileNotFoundError:
         return
     for member in members:
+        if member == "0":  # a process of a pid namespace that is not below ours; as a pid it would be our own group
+            continue
         try:
             os.kill(int(member), signal.SIGKILL)
         except ProcessLookupError:

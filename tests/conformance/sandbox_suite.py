@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,34 @@ class SandboxSuite:
         await box.reset()
         assert await sh(box, "ls; cat start.txt") == (0, "start.txt\nstarted\n")
         await box.stop()
+
+    async def test_a_box_starts_from_a_snapshot_of_another_and_neither_changes_the_other(
+        self, backend: SandboxBackend
+    ) -> None:
+        box = await backend.start(SPEC)
+        await sh(box, "echo work > work; rm start.txt; mkdir kept; ln -s work link; touch tool; chmod 755 tool")
+        await sh(box, "setsid sleep 99 & echo started")
+        saved = await box.snapshot()
+        await sh(box, "echo changed > work")
+        spec = replace(SPEC, snapshot=saved)
+        first, second = await asyncio.gather(backend.start(spec), backend.start(spec))
+        for copy in (first, second):
+            assert (await sh(copy, "ls; cat work; readlink link; stat -c %a tool; echo $COLOUR"))[1].splitlines() == [
+                "kept", "link", "tool", "work", "work", "work", "755", "green",
+            ]  # fmt: skip
+        await sh(first, "echo mine > work; rm link")
+        assert await second.get("/app/work") == b"work\n"
+        await first.reset()
+        assert await sh(first, "cat work; ls") == (0, "work\nkept\nlink\ntool\nwork\n")
+        again = await first.snapshot()
+        third = await backend.start(replace(SPEC, snapshot=again))
+        assert await sh(third, "cat work; ls") == (0, "work\nkept\nlink\ntool\nwork\n")
+        assert await box.get("/app/work") == b"changed\n"
+        await asyncio.gather(*(each.stop() for each in (box, first, second, third)))
+        for name in (again, saved, saved):
+            await backend.forget(name)
+        with pytest.raises(InfraFault, match="snapshot"):
+            await backend.start(spec)
 
     async def test_stop_is_idempotent_and_ends_pending_commands_with_a_fault(self, backend: SandboxBackend) -> None:
         box = await backend.start(SPEC)

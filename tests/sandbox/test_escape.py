@@ -4,18 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from components.sandbox import Sandbox, SandboxSpec, ZygoteBackend
 from components.sandbox import backend as backend_module
+from tests.conformance.escape_suite import EscapeSuite, MisuseSuite
 from tests.conformance.sandbox_suite import sh
 from tests.sandbox.conftest import SMALL
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 REPOSITORY = Path(__file__).parents[2]
+
+
+class TestEscapesAsRoot(EscapeSuite):
+    @pytest_asyncio.fixture(scope="class", loop_scope="module")
+    async def box(self, root_backend: ZygoteBackend) -> AsyncIterator[Sandbox]:
+        started = await root_backend.start(SMALL)
+        yield started
+        await started.stop()
+
+
+class TestEscapesUnprivileged(EscapeSuite):
+    @pytest_asyncio.fixture(scope="class", loop_scope="module")
+    async def box(self, unprivileged_backend: ZygoteBackend) -> AsyncIterator[Sandbox]:
+        started = await unprivileged_backend.start(SMALL)
+        yield started
+        await started.stop()
+
+
+class TestMisuseAsRoot(MisuseSuite):
+    @pytest.fixture
+    def backend(self, root_backend: ZygoteBackend) -> ZygoteBackend:
+        return root_backend
+
+
+@pytest.mark.nightly
+class TestMisuseUnprivileged(MisuseSuite):
+    @pytest.fixture
+    def backend(self, unprivileged_backend: ZygoteBackend) -> ZygoteBackend:
+        return unprivileged_backend
+
+
+async def test_devices_of_all_boxes_cannot_be_planted_or_changed(any_box: Sandbox) -> None:
+    assert (await sh(any_box, "touch /dev/planted"))[0] != 0
 
 
 async def test_paths_of_the_host_are_not_there(any_box: Sandbox) -> None:
@@ -50,74 +85,9 @@ async def test_loopback_of_one_box_is_not_another_s(root_backend: ZygoteBackend,
     await other.stop()
 
 
-@pytest.mark.parametrize("family", [40, 38, 17])
-async def test_sockets_to_the_hypervisor_and_the_kernel_are_refused(any_box: Sandbox, family: int) -> None:
-    code, output = await sh(any_box, f"python3 -c 'import socket; socket.socket({family}, 3 if {family} == 17 else 1)'")
-    assert code == 1
-    assert "PermissionError" in output
-
-
-@pytest.mark.parametrize(
-    "attempt",
-    [
-        "mount -t tmpfs x /mnt",
-        "mount -t proc p /mnt",
-        "mount --bind / /mnt",
-        "umount /proc/sys",
-        "umount -l /usr",
-        "unshare -Ur id",
-        "unshare -m id",
-        "unshare -n id",
-        "nsenter -t 1 -m id",
-        "mknod /tmp/disk b 254 0",
-        "hostname other",
-        "date -s 2001-01-01",
-        "dmesg",
-        "sysctl -w kernel.core_pattern=/tmp/x",
-        "sh -c 'echo c > /proc/sysrq-trigger'",
-        "sh -c 'echo 3 > /proc/sys/vm/drop_caches'",
-        "sh -c 'echo 1 > /proc/sys/net/ipv4/ip_forward'",
-        "ip link add dummy0 type dummy",
-        "chmod 666 /dev/null",
-        "touch /dev/planted",
-        "nice -n -5 true | grep -q . && false || nice -n -5 sh -c 'test $(nice) -lt 0'",
-        "cat /proc/1/mem",
-        "ls /proc/1/fd/",
-        "ls /proc/1/root/",
-        "cat /proc/kcore",
-        "mkdir /sys/fs/cgroup/x",
-        "setpriv --bounding-set +all --inh-caps +all true",
-        "swapon /etc/passwd",
-        "rmmod x",
-    ],
-)
-async def test_attempt_is_refused(any_box: Sandbox, attempt: str) -> None:
-    code, output = await sh(any_box, f"{attempt} 2>&1")
-    assert code != 0, output
-
-
-async def test_pid_1_cannot_be_killed_stopped_or_traced(any_box: Sandbox) -> None:
-    await sh(any_box, "kill -9 1; kill -TERM 1; kill -STOP 1; kill -SEGV 1; kill -HUP 1; kill -INT 1; true")
-    trace = "import ctypes; l=ctypes.CDLL(None, use_errno=True); print(l.ptrace(16, 1, 0, 0), ctypes.get_errno())"
-    assert (await sh(any_box, f"python3 -c '{trace}'"))[1] == "-1 1\n"
-
-
 async def test_a_process_may_trace_its_own_child(box: Sandbox) -> None:
     trace = "import ctypes,os,time; p=os.fork() or time.sleep(9); print(ctypes.CDLL(None).ptrace(16, p, 0, 0))"
     assert (await sh(box, f"python3 -c '{trace}'"))[1] == "0\n"
-
-
-async def test_a_chroot_does_not_lead_out(any_box: Sandbox) -> None:
-    script = """
-import os
-os.mkdir('/tmp/x'); fd = os.open('/', 0); os.chroot('/tmp/x'); os.fchdir(fd)
-for _ in range(64): os.chdir('..')
-os.chroot('.'); print(sorted(os.listdir('/')))
-"""
-    result = await any_box.exec(["python3", "-c", script], timeout_s=10)
-    assert b"'app'" in result.output
-    assert b"cgroup" not in result.output.replace(b"'proc'", b"")
-    assert b"'box'" not in result.output
 
 
 async def test_set_user_id_programs_give_nothing(box: Sandbox) -> None:
@@ -145,27 +115,6 @@ async def test_what_one_box_writes_is_neither_on_the_host_nor_in_another(
     assert not any(
         Path(folder, name).exists() for folder in ("/", "/usr/bin", "/etc", "/tmp", "/dev/shm", "/root", "/var")
     )
-
-
-async def test_a_fork_bomb_stays_within_its_process_limit(root_backend: ZygoteBackend) -> None:
-    box = await root_backend.start(SMALL)
-    bomb = asyncio.create_task(box.exec(["bash", "-c", ":(){ :|:& };: 2>/dev/null; sleep 5"], timeout_s=1.0))
-    await bomb
-    assert sum(1 for _ in Path("/proc").glob("[0-9]*")) < 1000
-    await box.end_processes()
-    assert await sh(box, "echo usable") == (0, "usable\n")
-    begin = time.monotonic()
-    await box.stop()
-    assert time.monotonic() - begin < 5
-
-
-async def test_a_memory_hog_is_killed_and_told_so_and_its_box_lives(box: Sandbox) -> None:
-    result = await box.exec(["python3", "-c", "b = bytearray(1 << 30); print(len(b))"], timeout_s=30)
-    assert result.exit_code == 128 + 9
-    assert result.oom
-    after = await box.exec(["echo", "alive"], timeout_s=5)
-    assert after.output == b"alive\n"
-    assert not after.oom
 
 
 async def test_a_full_disk_is_the_box_s_own_and_leaves_its_memory(box: Sandbox) -> None:

@@ -50,7 +50,7 @@ def test_a_copy_to_a_name_renames_and_globs_need_a_folder(tmp_path: Path) -> Non
 
 
 def test_every_problem_is_listed_with_its_line(tmp_path: Path) -> None:
-    text = "FROM a\nUSER nobody\nCOPY missing x\nCOPY --chown=1 a b\nCOPY ../up x\nFROM b\nCMD x\nENV 1=2\nWORKDIR\n"
+    text = "FROM a\nUSER a b\nCOPY missing x\nCOPY --chown=1 a b\nCOPY ../up x\nFROM b\nCMD x\nENV 1=2\nWORKDIR\n"
     with pytest.raises(TaskError) as caught:
         read_dockerfile(written(tmp_path, text))
     problems = "\n".join(caught.value.problems)

@@ -122,8 +122,33 @@ async def test_a_sweep_spares_what_lives_and_what_it_cannot_judge(tmp_path: Path
     for name, owner in strangers.items():
         leases.record(tmp_path / "leases", name, owner)
         (tmp_path / "boxes" / name).mkdir(parents=True)
+    (tmp_path / "leases" / "killed-early.tmp").touch()
     assert leases.sweep(tmp_path / "leases", tmp_path / "boxes") == ["rebooted", "reused"]
     assert sorted(path.name for path in (tmp_path / "boxes").iterdir()) == ["elsewhere", "living"]
+    long_ago = time.time() - leases.STALE_S - 1
+    for path in (tmp_path / "leases").iterdir():
+        os.utime(path, (long_ago, long_ago))
+    assert leases.sweep(tmp_path / "leases", tmp_path / "boxes") == ["elsewhere"]
+    assert [path.name for path in (tmp_path / "leases").iterdir()] == ["living.json"]
+
+
+async def test_a_living_backend_beats_and_sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(leases, "SWEEP_EVERY", 2)
+    me = leases.current_owner()
+    lease = leases.record(tmp_path / "leases", "mine", me)
+    leases.record(tmp_path / "leases", "ended", leases.Owner(me.pid, me.started - 1, me.boot, me.pid_namespace))
+    os.utime(lease, (0, 0))
+    heartbeat = leases.Heartbeat(lease, tmp_path / "boxes")
+    heartbeat.start()
+    assert await asyncio.to_thread(eventually, lambda: not (tmp_path / "leases" / "ended.json").exists())
+    assert lease.stat().st_mtime > 0
+    heartbeat.stop()
+
+
+async def test_a_member_of_a_group_that_cannot_be_seen_is_not_killed_as_our_own_group(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.procs").write_text("0\n")  # kill(0) would end this very test
+    leases._kill_members(tmp_path)
 
 
 @needs_root
@@ -189,7 +214,7 @@ async def test_auto_takes_the_strongest_and_falls_back_in_order(
 ) -> None:
     tried: list[str] = []
 
-    async def refuse(isolation: str, state_dir: Path) -> ZygoteBackend:
+    async def refuse(isolation: str, state_dir: Path, *_: object) -> ZygoteBackend:
         tried.append(isolation)
         if isolation != "process":
             raise InfraFault(FaultCause.SANDBOX, f"{isolation}: no overlay")

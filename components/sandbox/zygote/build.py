@@ -14,7 +14,7 @@ import socket
 import stat
 from typing import NamedTuple
 
-from . import cgroups, kernel, seccomp
+from . import cgroups, kernel, seccomp, userland
 from .changes import HIDDEN, PRISTINE
 from .userland import BOX, NEW, SHELL, VIEW_SHELL, Userland
 
@@ -38,6 +38,10 @@ SECRET_FILES = ("kcore", "keys", "timer_list", "sysrq-trigger", "kallsyms", "kms
 SECRET_FOLDERS = ("acpi", "scsi")
 READ_ONLY_FOLDERS = ("bus", "fs", "irq", "sys")
 OPEN_FILES = 4096
+PROXY_PORT = 3128
+IMAGE = "image"
+"""What the tree of a view's whole image is called among those of its parts."""
+SHELLS = (f"{NEW}/usr/bin/bash", f"{NEW}/bin/bash")
 
 
 class Order(NamedTuple):
@@ -50,6 +54,24 @@ class Order(NamedTuple):
     groups: list[str]
     system: int | None
     over: int | None
+    image: Image
+    proxy: bool
+    """Whether a proxy of the manager's shall listen on the box's loopback."""
+
+
+class Image(NamedTuple):
+    """What a box is laid over where no other box is named; paths are the zygote's.
+
+    `lowers` has the overlay lowers, the uppermost first, of every folder of the system that is mounted on its own, and
+    of `root`, which has none for a box that starts empty. `links` are links in its root. `own` says that the system is
+    not the host's. `records` are folders below other folders that belong to the system too, which views show as the
+    image has them.
+    """
+
+    lowers: dict[str, list[str]]
+    links: list[tuple[str, str]]
+    own: bool
+    records: list[str]
 
 
 class Tools(NamedTuple):
@@ -64,27 +86,27 @@ class Tools(NamedTuple):
 class Handles(NamedTuple):
     """What the first process of a box keeps open.
 
-    `uppers` are the folders that hold what is changed below /usr and /etc, `root` the one for everything else (None
-    where a box began empty there); on `listener` the kernel asks about calls.
+    `uppers` are the folders that hold what is changed below /usr and /etc, `storage` the one for everything else, and
+    `root` the same (None where a box began empty there); on `listener` the kernel asks about calls, on `proxy` the
+    manager's proxy listens.
     """
 
     uppers: dict[str, int]
     root: int | None
+    storage: int
     listener: int | None
+    proxy: int | None
 
 
-class Lowers(NamedTuple):
-    """Overlay lowers of a box; `root` is absent for one that starts empty."""
-
-    usr: str
-    etc: str
-    root: str | None
+def systems(order: Order) -> list[str]:
+    """Folders of the box that are mounted on their own: /usr and /etc above all."""
+    return [name for name in order.image.lowers if name != "root"]
 
 
 def _borrow(order: Order, own_mounts: int) -> dict[str, int]:
     """Detached copies of the mounts of other boxes that this one is laid over."""
     trees: dict[str, int] = {}
-    for namespace, names in ((order.system, ("usr", "etc", "root")), (order.over, ("root",))):
+    for namespace, names in ((order.system, (*systems(order), "root")), (order.over, ("root",))):
         if namespace is None:
             continue
         kernel.setns(namespace, kernel.NEWNS)
@@ -92,38 +114,46 @@ def _borrow(order: Order, own_mounts: int) -> dict[str, int]:
             if name in trees:
                 os.close(trees[name])
             trees[name] = kernel.clone_tree("/" if name == "root" else f"/{name}")
+        if namespace is order.system and order.image.records:
+            trees[IMAGE] = kernel.clone_tree("/")
         kernel.setns(own_mounts, kernel.NEWNS)
     return trees
 
 
-def _lay_out(order: Order, tools: Tools, trees: dict[str, int]) -> Lowers:
-    """The box's own storage: one tmpfs whose size is its disk."""
+def _lay_out(order: Order, tools: Tools, trees: dict[str, int]) -> dict[str, str]:
+    """The box's own storage: one tmpfs whose size is its disk. Returns the lowers of every mount."""
     uid = tools.userland.root_uid
     options = f"size={order.disk_bytes},nr_inodes={order.inodes},mode=755,uid={uid},gid={uid}"
     kernel.mount("box", BOX, "tmpfs", kernel.NOSUID | kernel.NODEV, options)
     kernel.set_file_owner(uid, uid)
-    for name in ("root", "root.work", "usr", "usr.work", "etc", "etc.work", "lower"):
+    names = systems(order)
+    for name in ("root", *names):
         os.mkdir(f"{BOX}/{name}", 0o755)
-    paths = {"usr": "/usr", "etc": "/etc"}
+        os.mkdir(f"{BOX}/{name}.work", 0o755)
+    os.mkdir(f"{BOX}/lower", 0o755)
+    lowers = {name: ":".join(paths) for name, paths in order.image.lowers.items() if paths}
     for name in trees:
-        paths[name] = f"{BOX}/lower/{name}"
-        os.mkdir(paths[name])
-    if order.over is not None or not trees:
-        _fill_root(f"{BOX}/root", tools.userland, empty=not trees)
+        lowers[name] = f"{BOX}/lower/{name}"
+        os.mkdir(lowers[name])
+    points = [*MOUNT_POINTS, *(name for name in names if name not in MOUNT_POINTS)]
+    if order.over is not None or "root" not in lowers:
+        _fill_root(f"{BOX}/root", points, order.image.links, empty="root" not in lowers)
+    if order.image.own and "etc" not in trees:
+        userland.write_network_names(f"{BOX}/etc")
     kernel.set_file_owner(0, 0)
-    if order.over is not None and uid:
-        os.close(os.open(f"{BOX}/root{VIEW_SHELL}", os.O_CREAT | os.O_WRONLY, 0o711))
     if order.over is not None:
-        for name in (*MOUNT_POINTS, *PRISTINE):
+        if uid:
+            os.close(os.open(f"{BOX}/root{VIEW_SHELL}", os.O_CREAT | os.O_WRONLY, 0o711))
+        for name in (*points, *PRISTINE):
             os.setxattr(f"{BOX}/root/{name}", "trusted.overlay.opaque" if uid else "user.overlay.opaque", b"y")
     for name, tree in trees.items():
-        kernel.attach_tree(tree, paths[name])
-    return Lowers(paths["usr"], paths["etc"], paths.get("root"))
+        kernel.attach_tree(tree, lowers[name])
+    return lowers
 
 
-def _fill_root(root: str, userland: Userland, *, empty: bool) -> None:
+def _fill_root(root: str, points: list[str], links: list[tuple[str, str]], *, empty: bool) -> None:
     """The folders of a new root; over another box only those that must not be its."""
-    for name in (*HOME_FOLDERS, *MOUNT_POINTS) if empty else (*MOUNT_POINTS, *PRISTINE):
+    for name in (*HOME_FOLDERS, *points) if empty else (*points, *PRISTINE):
         os.mkdir(f"{root}/{name}", 0o755)
     if empty:
         os.mkdir(f"{root}/tmp")
@@ -133,7 +163,7 @@ def _fill_root(root: str, userland: Userland, *, empty: bool) -> None:
     else:
         for name in HIDDEN:
             os.mknod(f"{root}/{name}", stat.S_IFCHR, 0)  # a whiteout
-    for name, target in userland.links:
+    for name, target in links:
         os.symlink(target, f"{root}/{name}")
 
 
@@ -142,25 +172,77 @@ def _overlay(lower: str, key: str, target: str, options: str) -> None:
     kernel.mount("overlay", target, "overlay", kernel.NOSUID | kernel.NODEV, data)
 
 
-def _mount_all(lowers: Lowers, options: str, *, with_shell: bool) -> None:
+def _mount_all(order: Order, lowers: dict[str, str], tools: Tools) -> None:
     """The tree of the box at NEW."""
-    if lowers.root is None:
+    options, uid = tools.userland.overlay_options, tools.userland.root_uid
+    if "root" not in lowers:
         kernel.mount(f"{BOX}/root", NEW, None, kernel.BIND)
     else:
-        _overlay(lowers.root, "root", NEW, options)
-    _overlay(lowers.usr, "usr", f"{NEW}/usr", options)
-    _overlay(lowers.etc, "etc", f"{NEW}/etc", options)
+        _overlay(lowers["root"], "root", NEW, options)
+    kernel.set_file_owner(uid, uid)
+    for name in MOUNT_POINTS:
+        _make_folder(name)
+    kernel.set_file_owner(0, 0)
+    for name in systems(order):
+        _overlay(lowers[name], name, f"{NEW}/{name}", options)
+    if order.over is not None:
+        _show_records(order, lowers, uid, options)
     kernel.mount("proc", f"{NEW}/proc", "proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
     kernel.mount("/dev", f"{NEW}/dev", None, kernel.BIND | kernel.REC)
     kernel.mount(
         "devpts", f"{NEW}/dev/pts", "devpts", kernel.NOSUID | kernel.NOEXEC, "newinstance,ptmxmode=0666,mode=0620"
     )
     kernel.mount("shm", f"{NEW}/dev/shm", "tmpfs", kernel.NOSUID | kernel.NODEV, "size=64m,mode=1777")
-    if with_shell:
-        kernel.mount(SHELL, f"{NEW}{VIEW_SHELL}", None, kernel.BIND)
+    if uid and order.over is not None:
+        kernel.mount(_own_shell() if order.image.own else SHELL, f"{NEW}{VIEW_SHELL}", None, kernel.BIND)
         flags = kernel.BIND | kernel.REMOUNT | kernel.RDONLY | kernel.NOSUID | kernel.NODEV
         kernel.mount("none", f"{NEW}{VIEW_SHELL}", None, flags)
     _hide_kernel_files()
+
+
+def _make_folder(path: str) -> None:
+    """A real folder below NEW: what else stands on the way, a link above all, is removed."""
+    place = NEW
+    for name in path.split("/"):
+        place = f"{place}/{name}"
+        if os.path.islink(place) or (os.path.lexists(place) and not os.path.isdir(place)):
+            os.unlink(place)
+        if not os.path.lexists(place):
+            os.mkdir(place, 0o755)
+
+
+def _show_records(order: Order, lowers: dict[str, str], uid: int, options: str) -> None:
+    """The system's records as the image has them: a view whose /usr is pristine must not read of what it lacks."""
+    pristine = f"{BOX}/lower/{IMAGE}"
+    if order.image.records and IMAGE not in lowers:
+        image = order.image.lowers["root"]
+        os.mkdir(pristine)
+        if len(image) == 1:
+            kernel.mount(image[0], pristine, None, kernel.BIND)
+        else:
+            kernel.mount("overlay", pristine, "overlay", kernel.RDONLY, f"lowerdir={':'.join(image)}{options}")
+    for name in order.image.records:
+        if not os.path.isdir(f"{pristine}/{name}") or os.path.realpath(f"{pristine}/{name}") != f"{pristine}/{name}":
+            continue
+        key = f"records/{name}"
+        kernel.set_file_owner(uid, uid)
+        os.makedirs(f"{BOX}/{key}", 0o755)
+        os.makedirs(f"{BOX}/{key}.work", 0o755)
+        _make_folder(name)
+        kernel.set_file_owner(0, 0)
+        _overlay(f"{pristine}/{name}", key, f"{NEW}/{name}", options)
+
+
+def _own_shell() -> str:
+    """A copy of the image's bash that belongs to nobody in the box. Its folders are those of the pristine system."""
+    found = next(place for place in SHELLS if os.path.isfile(place))
+    source = os.open(found, os.O_RDONLY | os.O_CLOEXEC)
+    target = os.open(f"{BOX}/shell", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o711)
+    while os.sendfile(target, source, None, 1 << 24):
+        pass
+    os.close(source)
+    os.close(target)
+    return f"{BOX}/shell"
 
 
 def _hide_kernel_files() -> None:
@@ -220,11 +302,12 @@ def become_box(order: Order, tools: Tools, sync: socket.socket) -> Handles:
     kernel.rename_process("init")
     kernel.set_hostname(order.hostname)
     kernel.raise_loopback()
+    listening = _listen() if order.proxy else None
     lowers = _lay_out(order, tools, trees)
-    _mount_all(lowers, tools.userland.overlay_options, with_shell=privileged and order.over is not None)
+    _mount_all(order, lowers, tools)
     folder = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    uppers = {name: os.open(f"{BOX}/{name}", folder) for name in ("usr", "etc")}
-    root = None if lowers.root is None else os.open(f"{BOX}/root", folder)
+    uppers = {name: os.open(f"{BOX}/{name}", folder) for name in systems(order)}
+    storage = os.open(f"{BOX}/root", folder)
     kernel.enter_root(NEW)
     _enter_user_namespace(sync, privileged)
     os.setsid()
@@ -234,7 +317,16 @@ def become_box(order: Order, tools: Tools, sync: socket.socket) -> Handles:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     _set_rlimits(order.limits, not order.groups, order.disk_bytes)
-    return Handles(uppers, root, None if tools.filters is None else seccomp.install(tools.filters))
+    listener = None if tools.filters is None else seccomp.install(tools.filters)
+    return Handles(uppers, storage if "root" in lowers else None, storage, listener, listening)
+
+
+def _listen() -> int:
+    """A socket of this box's network on which somebody outside of it can answer."""
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.bind(("127.0.0.1", PROXY_PORT))
+    listening.listen(64)
+    return listening.detach()
 
 
 def make_read_only(mounts: int, paths: list[str]) -> None:

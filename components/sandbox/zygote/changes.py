@@ -25,6 +25,8 @@ HIDDEN = (
     "pytest.ini", "pytest.toml", "setup.cfg", "setup.py", "sitecustomize.py", "tox.ini", "usercustomize.py",
 )  # fmt: skip
 """Names in / that no view shows: test runners look for their configuration upwards from /tests."""
+RECORDS = ("var/lib/dpkg", "var/lib/apt", "var/cache/apt")
+"""Below other folders, what an image's package manager knows of /usr and /etc: pristine as these are."""
 HOME = "root"
 AT_HOME = (
     ".cargo/env", ".config/pip", ".config/uv", ".curlrc", ".local/bin/env", ".local/bin/uv", ".local/bin/uvx", ".pip",

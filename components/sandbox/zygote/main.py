@@ -31,6 +31,7 @@ class Settings(NamedTuple):
 
     isolation: str
     staging: str
+    images: str | None
     lease: str
     first_uid: int
     uid_count: int
@@ -83,7 +84,9 @@ class Zygote:
         if not privileged:
             userland.become_namespace_root()
         root_uid = settings.first_uid if privileged else 0
-        land = userland.prepare(settings.staging, root_uid, settings.uid_count, settings.idmap, hierarchies)
+        land = userland.prepare(
+            settings.staging, settings.images, root_uid, settings.uid_count, settings.idmap, hierarchies
+        )
         with open("/proc/sys/kernel/cap_last_cap") as file:
             last_capability = int(file.read())
         mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY)
@@ -153,6 +156,8 @@ class Zygote:
             groups,
             self._mounts(body["system"]),
             self._mounts(body["over"]),
+            self._image(body["image"], view=body["over"] is not None),
+            body["proxy"],
         )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -165,6 +170,21 @@ class Zygote:
         theirs.close()
         self._boxes[name] = Box(pid, groups, ours, None, "")
         self._poll.register(ours, select.POLLIN)
+
+    def _image(self, wanted: wire.Body, *, view: bool) -> build.Image:
+        """What the manager names by its folders below the images, over the host's userland or a root of its own."""
+        assert self._tools is not None
+        layers = [f"{userland.IMAGES}/{layer}" for layer in wanted["layers"]]
+        if wanted["base"] is None:
+            lowers = {name: [f"{layer}/{name}" for layer in layers] for name in ("usr", "etc", "root")}
+            for name in ("usr", "etc"):
+                lowers[name].append(f"/{name}")
+            return build.Image(lowers, list(self._tools.userland.links), False, [])
+        root = f"{userland.IMAGES}/{wanted['base']}"
+        lowers = {name: [*(f"{layer}/{name}" for layer in layers), f"{root}/{name}"] for name in wanted["systems"]}
+        lowers["root"] = [*(f"{layer}/root" for layer in layers), root]
+        links = [(name, target) for name, target in wanted["links"]]
+        return build.Image(lowers, links, True, list(changes.RECORDS) if view else [])
 
     def _mounts(self, name: str | None) -> int | None:
         if name is None:
@@ -211,9 +231,9 @@ class Zygote:
                 wire.send(manager, {"id": 0, **server.describe(error)})
                 os._exit(1)
             kernel.silence_streams()
-            kept = [manager.fileno(), *handles.uppers.values(), handles.root, handles.listener]
+            kept = [manager.fileno(), *handles.uppers.values(), handles.storage, handles.listener, handles.proxy]
             build.keep_only([fd for fd in kept if fd is not None])
-            server.Server(manager, server.Place("", True, handles, tools.userland.links)).serve()
+            server.Server(manager, server.Place("", True, handles, order.image.links)).serve()
             os._exit(0)
         except BaseException:
             traceback.print_exc()
@@ -225,6 +245,9 @@ class Zygote:
         if body["over"] is not None:
             source = self._boxes[body["over"]].folder
             shutil.copytree(source, folder, symlinks=True, ignore=_ignore_pristine(source))
+        elif body["image"]["layers"]:  # the uppermost: a folder that was saved whole
+            layer = body["image"]["layers"][0]
+            shutil.copytree(f"{self._settings.images}/{layer}/root", folder, symlinks=True, dirs_exist_ok=True)
         for inner in ("root", "tmp", "app"):
             os.makedirs(f"{folder}/{inner}", exist_ok=True)
         pid = os.fork()
@@ -235,7 +258,9 @@ class Zygote:
                 os.setsid()
                 kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
                 kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
-                server.Server(manager, server.Place(folder, False, build.Handles({}, None, None), ())).serve()
+                storage = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                handles = build.Handles({}, None, storage, None, None)
+                server.Server(manager, server.Place(folder, False, handles, ())).serve()
                 os._exit(0)
             except BaseException:
                 traceback.print_exc()

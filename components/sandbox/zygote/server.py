@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from . import changes, processes, seccomp, wire
+from . import changes, processes, seccomp, users, wire
 from .build import Handles
 
 DEFAULT_SIGNALS = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD]
@@ -80,7 +80,7 @@ class Server:
         listener = self._place.handles.listener
         if listener is not None:
             poll.register(listener, select.POLLIN)
-        self._reply({"id": 0})
+        self._greet()
         while not self._ended:
             ready = {fd for fd, _ in poll.poll(self._patience_ms())}
             if self._wake_read in ready:
@@ -96,6 +96,13 @@ class Server:
                 self._handle(*received)
         if not self._place.has_namespace:
             processes.end_descendants()
+
+    def _greet(self) -> None:
+        """The box is ready; with it goes the socket on which its proxy listens."""
+        listening = self._place.handles.proxy
+        self._reply({"id": 0}, () if listening is None else (listening,))
+        if listening is not None:
+            os.close(listening)
 
     def _refuse(self, listener: int) -> None:
         """Answer one program's call, and keep what it was."""
@@ -154,6 +161,7 @@ class Server:
             "get": self._get,
             "end": self._end,
             "furnished": self._furnished,
+            "layers": self._layers,
         }
         try:
             operations[body["op"]](body, fds)
@@ -166,16 +174,22 @@ class Server:
     def _path(self, path: str) -> str:
         return self._place.prefix + path if path.startswith("/") else path
 
-    def _spawn(self, body: wire.Body, actions: list[tuple[int, ...] | tuple[int, int, str, int, int]]) -> int:
+    def _spawn(self, body: wire.Body, actions: list[users.Action]) -> int:
         """Start argv in its own session; the caller's actions set up its standard streams."""
         env: dict[str, str] = body["env"]
         argv: list[str] = body["argv"]
+        who = users.find(body["user"]) if body["user"] else None
+        if who is not None:
+            env = {**env, "HOME": who.home, "USER": who.name}
         program = find_program(argv[0], env.get("PATH", ""))
         os.chdir(self._path(body["cwd"]))
         try:
-            pid = os.posix_spawn(
-                program, argv, env, file_actions=actions, setsid=True, setsigdef=DEFAULT_SIGNALS, setsigmask=[]
-            )
+            if who is not None:
+                pid = users.spawn(who, program, argv, env, actions, DEFAULT_SIGNALS)
+            else:
+                pid = os.posix_spawn(
+                    program, argv, env, file_actions=actions, setsid=True, setsigdef=DEFAULT_SIGNALS, setsigmask=[]
+                )
         finally:
             os.chdir("/")
         try:
@@ -190,7 +204,7 @@ class Server:
         places: list[int] = body["places"]
         mark = f"{MARK}={request}"
         body["env"][MARK] = str(request)
-        actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = []
+        actions: list[users.Action] = []
         if 0 not in places:
             actions.append((os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0))
         sources: list[int] = []
@@ -216,6 +230,8 @@ class Server:
             termios.tcsetattr(slave, termios.TCSANOW, attributes)
             # Opening it as a session leader makes it the controlling terminal.
             source = (os.POSIX_SPAWN_OPEN, 0, os.ttyname(slave), os.O_RDWR, 0)
+            if body["user"]:
+                os.chown(os.ttyname(slave), users.find(body["user"]).uid, -1)
             pid = self._spawn(body, [source, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)])
             self._running[pid] = Running(int(body["exit_id"]), None, b"")
             self._reply({"id": body["id"]}, (master,))
@@ -224,9 +240,17 @@ class Server:
             os.close(slave)
 
     def _put(self, body: wire.Body, fds: list[int]) -> None:
-        for path, kind, mode, content in wire.unpack_files(wire.read_file(fds[0])):
-            write_entry(self._contained(path, follow=False), kind, mode, content)
+        for path, kind, mode, name, content in wire.unpack_files(wire.read_file(fds[0])):
+            place = self._contained(path, follow=False)
+            if name and os.path.isdir(place):
+                place = f"{place}/{name}"
+            write_entry(place, kind, mode, content)
         self._reply({"id": body["id"]})
+
+    def _layers(self, body: wire.Body, fds: list[int]) -> None:
+        """Hands out the folders that hold what was changed, by name of what they lie over."""
+        layers = {**self._place.handles.uppers, "root": self._place.handles.storage}
+        self._reply({"id": body["id"], "names": list(layers)}, tuple(layers.values()))
 
     def _get(self, body: wire.Body, fds: list[int]) -> None:
         path = self._contained(body["path"], follow=True)

@@ -1,7 +1,8 @@
 """The zygote's own root: the few parts of the host a box is built from, and nothing else.
 
-Invariant: after `prepare` no path of the host is reachable from the zygote but those it bound here (/usr read-only, a
-generated /etc, device nodes, /proc, its control groups). A box is built from this root, so it cannot show more.
+Invariant: after `prepare` no path of the host is reachable from the zygote but those it bound here (/usr and the folder
+of images read-only, a generated /etc, device nodes, /proc, its control groups). A box is built from this root, so it
+cannot show more.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ETC_GENERATED = {
 LARGEST_ETC_FILE = 4 << 20
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 TOP_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-BOX, NEW = "/box", "/new"
+BOX, NEW, IMAGES = "/box", "/new", "/images"
 SHELL, VIEW_SHELL = "/shell", "/run/bash"
 """A bash that a box may run and not read, for it belongs to nobody there: the kernel then lets no program of a box look
 into it. Where it lies in the zygote's root, and in a view's."""
@@ -140,13 +141,20 @@ def become_namespace_root() -> None:
             file.write(f"0 {own} 1")
 
 
-def _bind_usr(target: str, root_uid: int, count: int, idmap: bool) -> None:
-    """/usr with its owners shifted to the box's; where the kernel cannot, plainly: then nobody in a box owns it."""
+def write_network_names(etc: str) -> None:
+    """What every box says of its own name and network, whatever its image says."""
+    for name in ("hosts", "hostname", "resolv.conf"):
+        with open(f"{etc}/{name}", "w") as file:
+            file.write(ETC_GENERATED[name])
+
+
+def _bind(source: str, target: str, root_uid: int, count: int, idmap: bool) -> None:
+    """A folder with its owners shifted to the box's; where the kernel cannot, plainly: then nobody in a box owns it."""
     os.mkdir(target, 0o755)
     if not (root_uid and idmap):
-        kernel.mount("/usr", target, None, kernel.BIND | kernel.REC)
+        kernel.mount(source, target, None, kernel.BIND | kernel.REC)
         return
-    tree = kernel.clone_tree("/usr")
+    tree = kernel.clone_tree(source)
     namespace = _mapped_namespace(root_uid, count)
     kernel.idmap_tree(tree, namespace)
     kernel.attach_tree(tree, target)
@@ -154,7 +162,12 @@ def _bind_usr(target: str, root_uid: int, count: int, idmap: bool) -> None:
 
 
 def prepare(
-    staging: str, root_uid: int, uid_count: int, idmap: bool, hierarchies: cgroups.Hierarchies | None
+    staging: str,
+    images: str | None,
+    root_uid: int,
+    uid_count: int,
+    idmap: bool,
+    hierarchies: cgroups.Hierarchies | None,
 ) -> Userland:
     """Build the zygote's root on an empty folder, in a mount namespace of its own, and enter it."""
     privileged = root_uid != 0
@@ -163,7 +176,9 @@ def prepare(
     kernel.make_private()
     kernel.mount("zygote", staging, "tmpfs", kernel.NOSUID, "mode=755,size=64m")
     os.umask(0o022)
-    _bind_usr(f"{staging}/usr", root_uid, uid_count, idmap)
+    _bind("/usr", f"{staging}/usr", root_uid, uid_count, idmap)
+    if images is not None:
+        _bind(images, staging + IMAGES, root_uid, uid_count, idmap)
     _make_etc(f"{staging}/etc")
     if privileged:
         _give(f"{staging}/etc", root_uid)

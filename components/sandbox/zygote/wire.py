@@ -77,18 +77,18 @@ def receive(sock: socket.socket) -> tuple[Body, list[int]] | None:
     return body, fds
 
 
-def pack_files(entries: Sequence[tuple[str, str, int, bytes]]) -> bytes:
-    """(path, kind, mode, content) entries as one blob: length of the header, header, contents."""
-    header = json.dumps([[path, kind, mode, len(content)] for path, kind, mode, content in entries]).encode()
+def pack_files(entries: Sequence[tuple[str, str, int, str, bytes]]) -> bytes:
+    """(path, kind, mode, name, content) entries as one blob: length of the header, header, contents."""
+    header = json.dumps([[*fields, len(content)] for *fields, content in entries]).encode()
     return b"".join([len(header).to_bytes(8, "little"), header, *(content for *_, content in entries)])
 
 
-def unpack_files(blob: bytes) -> list[tuple[str, str, int, memoryview]]:
+def unpack_files(blob: bytes) -> list[tuple[str, str, int, str, memoryview]]:
     """The inverse of `pack_files`, without copying the contents."""
     start = 8 + int.from_bytes(blob[:8], "little")
     view = memoryview(blob)
     entries = []
-    for path, kind, mode, size in json.loads(blob[8:start]):
-        entries.append((path, kind, mode, view[start : start + size]))
+    for path, kind, mode, name, size in json.loads(blob[8:start]):
+        entries.append((path, kind, mode, name, view[start : start + size]))
         start += size
     return entries

@@ -1,0 +1,302 @@
+"""Root file systems and layers on disk: what FROM names, what was built over it, what was saved of a box.
+
+Layout of the folder: `bases/<key>/` holds `root/`, a whole root file system, and `image.json`, its names and its
+environment; `layers/<key>/` holds `layer.json`, the base and the layers below it, and the folders that an overlay lies
+over those of the base: `usr`, `etc` and others of the system, and `root` for everything else. Owners are those that a
+box sees.
+
+Invariants: what stands under its name is complete (it is renamed there, after a sync); a layer is made by one process
+at a time, under a lock that ends with its maker; what a killed maker left goes with the next `sweep`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import shutil
+import stat
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from components.sandbox.zygote import kernel
+
+BASE_SYSTEMS = ("usr", "etc")
+TOP_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+LOCK_POLL_S = 0.05
+COPY_BYTES = 1 << 24
+KEPT_ATTRIBUTES = ("overlay.opaque", "overlay.redirect")
+
+
+@dataclass(frozen=True)
+class BaseImage:
+    """A root file system. `systems` are folders in its root that views show pristine, `links` are links there."""
+
+    key: str
+    names: tuple[str, ...]
+    env: Mapping[str, str]
+    systems: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What a box is laid over: layers, the uppermost first, over a base or, with None, over the host's userland."""
+
+    base: BaseImage | None = None
+    layers: tuple[str, ...] = ()
+
+    def order(self) -> dict[str, Any]:
+        """For the zygote: paths below the folder of images."""
+        layers = [f"layers/{layer}" for layer in self.layers]
+        if self.base is None:
+            return {"base": None, "layers": layers}
+        return {
+            "base": f"bases/{self.base.key}/root",
+            "layers": layers,
+            "systems": list(self.base.systems),
+            "links": [list(link) for link in self.base.links],
+        }
+
+
+class ImageStore:
+    """One folder of images. Several processes may use it at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("bases", "layers", "locks"):
+            (folder / name).mkdir(parents=True, exist_ok=True, mode=0o755)
+
+    def bases(self) -> Iterator[BaseImage]:
+        """Every base, in the order of their keys."""
+        for path in sorted((self.folder / "bases").glob("*/image.json")):
+            yield _read_base(path)
+
+    def base(self, name: str) -> BaseImage:
+        """The base that FROM calls `name`; without a tag it is `latest`.
+
+        Raises:
+            LookupError: there is none; says which there are.
+        """
+        wanted = _tagged(name)
+        known: list[str] = []
+        for base in self.bases():
+            if wanted in base.names:
+                return base
+            known += base.names
+        raise LookupError(f"no image of {self.folder} is called {wanted} ({', '.join(sorted(known)) or 'it has none'})")
+
+    def add_base(self, root: Path, names: Sequence[str], env: Mapping[str, str], key: str) -> BaseImage:
+        """Take over a root file system: a folder on the same file system as the store, which is moved here.
+
+        Names that other images have are theirs no longer.
+        """
+        links = []
+        systems = list(BASE_SYSTEMS)
+        for name in BASE_SYSTEMS:
+            (root / name).mkdir(exist_ok=True)
+        for name in TOP_FOLDERS:
+            place = root / name
+            if place.is_symlink():
+                links.append((name, os.readlink(place)))
+            elif place.is_dir():
+                systems.append(name)
+        place = self.folder / "bases" / key
+        shutil.rmtree(place, ignore_errors=True)  # of one who was killed before it had a name
+        place.mkdir(mode=0o755)
+        root.rename(place / "root")
+        return self.rename_base(BaseImage(key, (), {}, tuple(systems), tuple(links)), names, env)
+
+    def rename_base(self, base: BaseImage, names: Sequence[str], env: Mapping[str, str]) -> BaseImage:
+        """Give a base these names more, and this environment."""
+        taken = tuple(map(_tagged, names))
+        for other in self.bases():
+            if other.key != base.key and set(other.names) & set(taken):
+                left = tuple(name for name in other.names if name not in taken)
+                _write_json(self.folder / "bases" / other.key / "image.json", asdict(replace(other, names=left)))
+        named = replace(base, names=tuple(dict.fromkeys((*base.names, *taken))), env=dict(env))
+        _write_json(self.folder / "bases" / base.key / "image.json", asdict(named))
+        return named
+
+    def layer(self, key: str) -> Stack | None:
+        """The stack whose uppermost layer this is; None when there is no such layer."""
+        try:
+            document = json.loads((self.folder / "layers" / key / "layer.json").read_text())
+        except FileNotFoundError:
+            return None
+        base = document["base"]
+        below = None if base is None else _read_base(self.folder / "bases" / base / "image.json")
+        return Stack(below, (key, *document["layers"]))
+
+    @asynccontextmanager
+    async def making(self, key: str) -> AsyncIterator[None]:
+        """Hold the right to make a layer. Whoever gets it second may find that it has been made."""
+        lock = os.open(self.folder / "locks" / key, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            while not _try_lock(lock):
+                await asyncio.sleep(LOCK_POLL_S)
+            yield
+        finally:
+            os.close(lock)
+
+    def save(self, key: str, below: Stack, folders: Mapping[str, int], *, shift: int | None) -> Stack:
+        """Copy the upper folders of a box, given by descriptors, to a layer; to be called while `making` it.
+
+        `shift` is the owner in these folders that a box sees as root; None keeps owners as they are. The programs of
+        the box must have ended.
+
+        Raises:
+            OSError: the disk is full, above all.
+        """
+        place, part = self.folder / "layers" / key, self.folder / "layers" / f".{key}"
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(mode=0o755)
+        try:
+            systems = BASE_SYSTEMS if below.base is None else below.base.systems
+            for name in (*systems, "root"):
+                (part / name).mkdir(mode=0o755)
+            for name, descriptor in folders.items():
+                _Copy(shift).folder(descriptor, part / name)
+            base = None if below.base is None else below.base.key
+            _write_json(part / "layer.json", {"base": base, "layers": list(below.layers)})
+            _sync(part)
+            part.rename(place)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+        return Stack(below.base, (key, *below.layers))
+
+    def remove(self, key: str) -> None:
+        """Remove a layer, complete or not."""
+        place, part = self.folder / "layers" / key, self.folder / "layers" / f".{key}"
+        try:
+            place.rename(part)
+        except FileNotFoundError:
+            return
+        shutil.rmtree(part, ignore_errors=True)
+
+    def sweep(self) -> list[str]:
+        """Remove what makers left that were killed; returns the layers' keys."""
+        swept = []
+        for part in sorted((self.folder / "layers").glob(".*")):
+            key = part.name[1:]
+            lock = os.open(self.folder / "locks" / key, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            try:
+                if _try_lock(lock):
+                    shutil.rmtree(part, ignore_errors=True)
+                    swept.append(key)
+            finally:
+                os.close(lock)
+        return swept
+
+
+class _Copy:
+    """Copies one upper folder of an overlay: whiteouts, marks, links and owners with it, sockets without."""
+
+    def __init__(self, shift: int | None) -> None:
+        self._shift = shift
+        self._linked: dict[int, Path] = {}
+
+    def folder(self, source: int, target: Path) -> None:
+        """A folder's attributes and everything in it. `target` exists; nothing in the source is followed."""
+        with os.scandir(source) as found:
+            names = [entry.name for entry in found]
+        for name in names:
+            info = os.stat(name, dir_fd=source, follow_symlinks=False)
+            place = target / name
+            if stat.S_ISDIR(info.st_mode):
+                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=source)
+                try:
+                    place.mkdir(mode=0o700)
+                    self.folder(inner, place)
+                finally:
+                    os.close(inner)
+            elif not stat.S_ISSOCK(info.st_mode):
+                self._leaf(source, name, info, place)
+        _copy_attributes(source, target)
+        self._finish(os.fstat(source), target)
+
+    def _leaf(self, source: int, name: str, info: os.stat_result, place: Path) -> None:
+        if info.st_nlink > 1 and info.st_ino in self._linked:
+            os.link(self._linked[info.st_ino], place, follow_symlinks=False)
+            return
+        if stat.S_ISLNK(info.st_mode):
+            os.symlink(os.readlink(name, dir_fd=source), place)
+        elif stat.S_ISREG(info.st_mode):
+            inner = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=source)
+            try:
+                _copy_bytes(inner, place)
+                _copy_attributes(inner, place)
+            finally:
+                os.close(inner)
+        else:  # a fifo, or the device 0:0 that hides a name of the layers below
+            os.mknod(place, stat.S_IFMT(info.st_mode) | 0o600, info.st_rdev)
+        self._finish(info, place)
+        if info.st_nlink > 1:
+            self._linked[info.st_ino] = place
+
+    def _finish(self, info: os.stat_result, place: Path) -> None:
+        if os.geteuid() == 0:
+            shift = self._shift or 0
+            owners = [max(0, owner - shift) for owner in (info.st_uid, info.st_gid)]  # the kernel's own have no shift
+            os.chown(place, *owners, follow_symlinks=False)
+        if not stat.S_ISLNK(info.st_mode):
+            os.chmod(place, stat.S_IMODE(info.st_mode))
+        os.utime(place, ns=(info.st_atime_ns, info.st_mtime_ns), follow_symlinks=False)
+
+
+def _copy_bytes(source: int, place: Path) -> None:
+    target = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        while os.sendfile(target, source, None, COPY_BYTES):
+            pass
+    finally:
+        os.close(target)
+
+
+def _copy_attributes(source: int, place: Path) -> None:
+    """The overlay's own marks, and what programs keep beside their files."""
+    for name in os.listxattr(source):
+        space, _, rest = name.partition(".")
+        if rest in KEPT_ATTRIBUTES or (space == "user" and not rest.startswith("overlay.")):
+            os.setxattr(place, name, os.getxattr(source, name), follow_symlinks=False)
+
+
+def _tagged(name: str) -> str:
+    return name if ":" in name.rpartition("/")[2] or "@" in name else f"{name}:latest"
+
+
+def _read_base(path: Path) -> BaseImage:
+    document = json.loads(path.read_text())
+    links = tuple((name, target) for name, target in document["links"])
+    return BaseImage(document["key"], tuple(document["names"]), document["env"], tuple(document["systems"]), links)
+
+
+def _write_json(path: Path, document: Any) -> None:
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w") as file:
+        json.dump(document, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+
+
+def _sync(folder: Path) -> None:
+    """Everything of the file system that `folder` is on: one call, where a layer has thousands of files."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        kernel.checked(kernel.libc.syncfs(descriptor), "syncfs")
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,70 @@
+"""Four public tasks with their unmodified verifiers, in boxes whose image stands for the one that FROM names.
+
+Their verifiers install what they run: the boxes that build and verify reach the network through the backend's proxy,
+the agent's reach nobody, except in the task whose solution installs packages itself.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from components.config import PoolConfig, SandboxConfig
+from components.curation.gates import gate
+from components.pool import load_task
+from components.sandbox import SandboxBackend, open_backend
+from components.sandbox.store import ImageStore
+from tests.sandbox.conftest import needs_root
+
+REPOSITORY = Path(__file__).parents[2]
+TASKS = REPOSITORY.parent / "shared" / "data" / "terminal-bench-2"
+IMAGES = Path(os.environ.get("LONGSHELL_IMAGES", REPOSITORY / "var" / "images"))
+PASSED_UNTOUCHED = {"git-leak-recovery": 4, "log-summary-date-ranges": 0, "regex-log": 0, "sqlite-db-truncate": 0}
+ASSERTIONS = {"git-leak-recovery": 5, "log-summary-date-ranges": 2, "regex-log": 1, "sqlite-db-truncate": 1}
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.nightly,
+    pytest.mark.timeout(900),
+    needs_root,
+    pytest.mark.skipif(not TASKS.is_dir(), reason=f"{TASKS} is not there"),
+]
+
+
+@pytest.fixture(scope="module")
+def limits() -> SandboxConfig:
+    """With an image for every FROM of the four, made once. Skips, with the reason, where none can be made."""
+    wanted = {load_task(TASKS / name).sandbox_spec(SandboxConfig()).image.base for name in PASSED_UNTOUCHED}
+    known = {name for base in ImageStore(IMAGES).bases() for name in base.names}
+    if not wanted <= known:
+        done = subprocess.run(
+            ["make", "image", f"IMAGES={IMAGES}"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            pytest.skip(f"no image can be made here: {(done.stdout + done.stderr)[-300:]}")
+    return SandboxConfig(
+        images=str(IMAGES), memory_mb=2048, disk_mb=1536, pids=256, cpus=2,
+        network="proxy", build_network="proxy", verifier_network="proxy", hosts=("*",),
+    )  # fmt: skip
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend(limits: SandboxConfig, state_dir: Path) -> AsyncIterator[SandboxBackend]:
+    opened = await open_backend(limits, state_dir)
+    yield opened
+    await opened.close()
+
+
+@pytest.mark.parametrize("name", sorted(PASSED_UNTOUCHED))
+async def test_the_solution_passes_everything_and_doing_nothing_what_is_known(
+    name: str, backend: SandboxBackend, limits: SandboxConfig
+) -> None:
+    result = await gate(load_task(TASKS / name), backend, PoolConfig(), limits)
+    assert result.rejection is None, result.detail
+    assert len(result.assertion_ids) == ASSERTIONS[name]
+    assert len(result.pass_to_pass) == PASSED_UNTOUCHED[name]
