@@ -6,11 +6,13 @@ it while the next step runs.
 Invariants: a record appears when the state of its step is whole and on disk, and steps are committed in order. At most
 one commit is under way, so one state is held beside the trainer's own. What goes wrong in the thread is raised by the
 next commit or at the end, and nothing is committed after it. A state that is damaged is never loaded: the newest whole
-one is, the steps behind it are taken again, and the records and batches that they left the first time stay.
+one is, the steps behind it are taken again, and the records and batches that they left the first time stay. A state
+that was committed under another configuration is not continued from: what a step computes would change unseen.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,12 +21,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
+from components.config.decisive import decisive, decisive_digest, differences
 from components.errors import CheckpointError, DamagedError, StoreError
 from components.jobs.job import Job, log
 from components.trainer import State, Trainer
 
 OF_THE_RUN = ("time/", "publish/", "resume/", "sandbox/")
 """Prefixes of figures that tell how a step went rather than what it computed."""
+
+
+CONFIG = "config.json"
+"""File of a state: the keys that an exact continuation depends on, and their digest."""
 
 
 def state_key(job: Job, stage: str, step: int) -> str:
@@ -54,7 +63,8 @@ def resume(job: Job, stage: str, last: int, *, begins: bool) -> Position:
         begins: whether the job can also begin at step 0, without a state.
 
     Raises:
-        CheckpointError: no kept state is whole, and the job cannot begin without one.
+        CheckpointError: no kept state is whole, and the job cannot begin without one; or the newest whole one was
+            committed under another configuration. It names the keys.
     """
     present = set(job.store.list(job.key(stage, "steps")))
     refused: dict[int, str] = {}
@@ -66,6 +76,7 @@ def resume(job: Job, stage: str, last: int, *, begins: bool) -> Position:
             continue
         try:
             position = Position(step + 1, job.store.tree(key))
+            _check_config(job, stage, key, job.store.tree(key))
             break
         except DamagedError as error:
             refused[step] = str(error)
@@ -128,7 +139,7 @@ class Commits:
         """
         started = time.monotonic()
         self.wait()
-        state = trainer.state()
+        state = _stamped(trainer.state(), decisive(self._job.config, self._stage))
         told = {**metrics, "time/save": time.monotonic() - started}
         self._pending = self._writer.submit(self._write, step, state, told)
 
@@ -195,6 +206,24 @@ class Commits:
             log.warning("step %d was taken again and differs from its record, which stays: %s", step, figures)
         else:
             log.info("step %d was taken again: its figures are those of its record", step)
+
+
+def _stamped(state: State, keys: Mapping[str, Any]) -> State:
+    """A state that says under which configuration it came about."""
+    text = json.dumps({"digest": decisive_digest(keys), "keys": keys}, indent=1)
+    return State({**state.files, CONFIG: np.frombuffer(text.encode(), np.uint8)})
+
+
+def _check_config(job: Job, stage: str, key: str, folder: Path) -> None:
+    if not (folder / CONFIG).is_file():
+        raise CheckpointError(f"{key} does not say under which configuration it was committed: start {stage} anew")
+    committed, keys = json.loads((folder / CONFIG).read_text()), decisive(job.config, stage)
+    if committed["digest"] != decisive_digest(keys):
+        told = "; ".join(differences(committed["keys"], keys))
+        raise CheckpointError(
+            f"{key} was committed under another configuration ({told}): put these keys back, or start {stage} anew "
+            "under another name"
+        )
 
 
 def _same(recorded: float | None, computed: float | None) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from components.artifacts import LocalStore
-from components.config import load
+from components.config import load, validate
 from components.errors import CheckpointError, StoreError
 from components.jobs.commits import Commits, Position, refused_states, resume, state_key
 from components.jobs.job import Job
@@ -296,3 +296,26 @@ def test_the_last_states_are_kept_with_a_legs_beginning_and_the_best_evaluated_l
     plain = replace(job, config=load(MINIATURE, ["checkpoints.keep_best=false", "rl.leg_steps=3"]))
     commit(plain, range(12, 14), held=lambda: held(plain, 12))
     assert states(job) == [11, 12, 13]
+
+
+def test_a_state_of_another_configuration_is_refused_with_the_keys_that_differ(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    commit(job, range(2))
+    document = job.config.model_dump(mode="json")
+    document["ppo"]["clip"], document["seed"] = 0.3, 5
+    changed = replace(job, config=validate(document, "test"))
+    with pytest.raises(CheckpointError, match=r"000001/state was .*: put these keys back") as refused:
+        resume(changed, "rl", 9, begins=True)
+    assert "(ppo.clip was 0.2, is 0.3; seed was 1, is 5)" in str(refused.value)
+    document = job.config.model_dump(mode="json")
+    document["trainer"]["layout"]["tp"], document["rl"]["legs"] = 2, 7
+    assert number(resume(replace(job, config=validate(document, "test")), "rl", 9, begins=True)) == 1
+
+
+def test_a_state_that_does_not_say_its_configuration_is_not_continued_from(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    State({"numbers": np.zeros(3, np.uint8)}).write(tmp_path / "old")
+    job.store.put_tree(state_key(job, "rl", 0), tmp_path / "old")
+    job.commit("rl", 0, {}, total=1)
+    with pytest.raises(CheckpointError, match="does not say under which configuration"):
+        resume(job, "rl", 9, begins=True)
