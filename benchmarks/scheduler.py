@@ -31,6 +31,7 @@ def plan(tail: Tail, slots: int) -> Plan:
         starts_per_s=1e9,
         max_attempts=1,
         max_fault_share=1.0,
+        max_rejected_share=1.0,
         tail=tail,
     )
 

@@ -2,6 +2,7 @@
 
 from components.planner.balance import Split, balance, split
 from components.planner.capacity import CapacityReport, Plan, StageBytes, capacity
+from components.planner.device import DeviceReport, device
 from components.planner.host import HostReport, host
 from components.planner.require import assess, require
 from components.planner.search import layouts
@@ -10,6 +11,7 @@ from components.planner.simulate import Kind, Simulation, simulate
 
 __all__ = [
     "CapacityReport",
+    "DeviceReport",
     "HostReport",
     "Kind",
     "ModelShape",
@@ -20,6 +22,7 @@ __all__ = [
     "assess",
     "balance",
     "capacity",
+    "device",
     "host",
     "layouts",
     "require",

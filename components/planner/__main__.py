@@ -21,11 +21,10 @@ from components.config.hugging_face import read_shape
 from components.errors import ConfigError, LongshellError
 from components.planner.balance import Split, balance
 from components.planner.capacity import OVERHEAD_GIB, CapacityReport
-from components.planner.host import HostReport
 from components.planner.require import assess
 from components.planner.search import layouts
 from components.planner.shape import ModelShape
-from components.planner.table import describe, document, sentence, table
+from components.planner.table import describe, document, judgement, sentence, table
 
 EXIT_OVER, EXIT_REFUSED = 1, 2
 
@@ -65,10 +64,8 @@ def _as_configured(campaign: CampaignConfig | None, *, as_json: bool) -> int:
     report = assess(campaign)
     if not as_json:
         print(report.explain())
-    elif isinstance(report, HostReport):
-        print(json.dumps({**vars(report), "total": report.total, "fits": report.fits}))
     else:
-        print(json.dumps(document(ModelShape.of(campaign.model), [report], None)))
+        print(json.dumps(judgement(report)))
     return 0 if report.fits else EXIT_OVER
 
 

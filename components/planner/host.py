@@ -81,9 +81,9 @@ def host(config: CampaignConfig, memory: int | None = None) -> HostReport:
     # Ranks have processes of their own; the job that drives them imports what they import.
     ranks = config.trainer.layout.world
     actor_held, critic_held = held(config.model, config.trainer)
-    trained = {"actor": _trained(actor_held, config.ppo.actor.kind)}
+    trained = {"actor": trained_bytes(actor_held, config.ppo.actor.kind)}
     if config.ppo.critic is not None:
-        trained["critic"] = _trained(critic_held, config.ppo.critic.optimizer.kind)
+        trained["critic"] = trained_bytes(critic_held, config.ppo.critic.optimizer.kind)
     terms = {
         "services": SERVICES,
         "trainer": PROCESS * (ranks + (ranks > 1)),
@@ -133,8 +133,8 @@ def held(model: ModelConfig, trainer: TrainerConfig) -> tuple[Held, Held]:
     return over_ranks(actor), over_ranks(critic)
 
 
-def _trained(held: Held, kind: str) -> float:
-    """Weights, gradients and moments."""
+def trained_bytes(held: Held, kind: str) -> float:
+    """Float32 weights, gradients and moments of a model that this much is held of."""
     return float(FP32 * (2 * held.weights + MOMENTS[kind] * held.moments))
 
 

@@ -1,30 +1,26 @@
 """The assertion that a campaign makes before it starts anything.
 
 Invariant: a campaign is held against what it trains on, in the layout that it configures: against one of its GPUs when
-it says what memory they have (Eq 21), else against the memory of the machine.
+it says what memory they have, else against the memory of the machine; in float32, and with all that a leg holds.
 """
 
 from __future__ import annotations
 
 from components.config import CampaignConfig
 from components.errors import ConfigError
-from components.planner.capacity import CapacityReport, Plan, capacity
+from components.planner.device import DeviceReport, device
 from components.planner.host import HostReport, host
-from components.planner.shape import ModelShape
 
 
-def assess(config: CampaignConfig, memory: int | None = None) -> CapacityReport | HostReport:
+def assess(config: CampaignConfig, memory: int | None = None) -> DeviceReport | HostReport:
     """The arithmetic of a campaign.
 
     Args:
         config: the campaign.
         memory: bytes of the machine; None for the one that we are on. Not asked for when GPUs train.
     """
-    trainer = config.trainer
-    if trainer.device_memory_gib is None:
-        return host(config, memory)
-    plan = Plan(trainer.layout, trainer.device_memory_gib)
-    return capacity(plan, ModelShape.of(config.model), trainer.micro_batch_tokens)
+    device_memory_gib = config.trainer.device_memory_gib
+    return host(config, memory) if device_memory_gib is None else device(config, device_memory_gib)
 
 
 def require(config: CampaignConfig, memory: int | None = None) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from components.planner.balance import Split
 from components.planner.capacity import GIB, CapacityReport
+from components.planner.device import DeviceReport
+from components.planner.host import HostReport
 from components.planner.shape import INT32, ModelShape
 
 COLUMNS = (
@@ -88,6 +90,15 @@ def document(shape: ModelShape, reports: Sequence[CapacityReport], split: Split 
             for report in reports
         ],
     }
+
+
+def judgement(report: DeviceReport | HostReport) -> dict[str, Any]:
+    """A campaign's own arithmetic, in bytes."""
+    found = {"terms": report.terms, "tokens": report.tokens, "total": report.total, "fits": report.fits}
+    if isinstance(report, HostReport):
+        return {**found, "memory": report.memory}
+    memory = int(report.memory_gib * GIB)
+    return {**found, "memory": memory, "layout": report.layout.model_dump(), "stage": report.stage}
 
 
 def _row(report: CapacityReport) -> tuple[str, ...]:

@@ -61,9 +61,11 @@ def test_a_campaign_is_held_against_this_machine(capsys: pytest.CaptureFixture[s
 
 def test_a_campaign_on_gpus_is_held_against_those(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", str(MINIATURE.with_name("t1-122b.yaml")), "--json"]) == 0
-    (plan,) = json.loads(capsys.readouterr().out)["plans"]
-    assert plan["layout"] == {"tp": 2, "pp": 4, "cp": 4, "dp": 2, "ep": 16}
-    assert plan["total"] < plan["budget"] == 95 << 30
+    found = json.loads(capsys.readouterr().out)
+    assert found["layout"] == {"tp": 2, "pp": 4, "cp": 8, "dp": 2, "ep": 32}
+    assert sum(found["terms"].values()) == found["total"] < found["memory"] == 95 << 30
+    assert main(["--model", str(MINIATURE.with_name("t1-122b.yaml"))]) == 0
+    assert "float32: actor" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from components.config import load
 from components.errors import ConfigError
-from components.planner import CapacityReport, assess, host, require
+from components.planner import DeviceReport, assess, host, require
 from components.planner.capacity import GIB
 from components.planner.host import machine_memory
 
@@ -68,13 +68,13 @@ def test_what_is_recomputed_is_not_kept() -> None:
 
 def test_a_campaign_on_gpus_is_held_against_one_of_them_in_its_own_layout() -> None:
     report = assess(load(T1), GIB)
-    assert isinstance(report, CapacityReport)
-    assert (report.plan.layout.world, report.tokens, report.fits) == (64, 86_016, True)
+    assert isinstance(report, DeviceReport)
+    assert (report.layout.world, report.tokens, report.fits) == (128, 86_016, True)
     require(load(T1), GIB)
     require(load(MINIATURE.with_name("qwen3-30b-a3b.yaml")), GIB)
-    two_way = load(T1, ["trainer.layout={tp: 2, pp: 4, cp: 2, dp: 4, ep: 16}"])
-    with pytest.raises(ConfigError, match=r"τ2 ρ4 κ2 δ4 η16 at 86,016 tokens: .* over the 95 GiB of a device"):
-        require(two_way, 1 << 50)
+    papers = load(T1, ["trainer.layout={tp: 2, pp: 4, cp: 4, dp: 2, ep: 16}"])
+    with pytest.raises(ConfigError, match=r"τ2 ρ4 κ4 δ2 η16 at 86,016 tokens, float32: .* over the 95 GiB of a device"):
+        require(papers, 1 << 50)
 
 
 def test_a_containers_limit_counts() -> None:

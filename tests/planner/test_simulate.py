@@ -20,6 +20,7 @@ def run(tail: Tail, slots: int = 561, steps: int = 100, max_attempts: int = 1):
         starts_per_s=1e9,
         max_attempts=max_attempts,
         max_fault_share=1.0,
+        max_rejected_share=1.0,
         tail=tail,
     )
     return simulate(plan, KINDS, steps=steps, max_streak=3, seed=1)
@@ -70,7 +71,15 @@ def test_every_trial_of_a_simulated_step_has_one_row_and_goes_on_where_it_was_ca
 
 def test_shares_that_do_not_sum_to_one_are_refused():
     plan = Plan.of(
-        2, group=1, oversample=0, concurrency=2, starts_per_s=1, max_attempts=1, max_fault_share=1, tail=Tail.CARRY
+        2,
+        group=1,
+        oversample=0,
+        concurrency=2,
+        starts_per_s=1,
+        max_attempts=1,
+        max_fault_share=1,
+        max_rejected_share=1,
+        tail=Tail.CARRY,
     )
     with pytest.raises(ValueError, match=r"sum to 0\.9, not 1"):
         simulate(plan, [Kind("easy", 0.9, 1, 1)], steps=1, max_streak=1)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from components.config import CriticConfig, HlGaussConfig, LayoutConfig, ModelConfig, OptimizerConfig, TrainerConfig
 from components.errors import ConfigError
+from components.planner.device import held_by_device
 from components.planner.host import held
 from components.records import Float32, Sample
 from components.trainer import Level, Trainer
@@ -111,12 +112,17 @@ def test_ranks_hold_together_what_the_planner_counts(ranks: Ranks, model: ModelC
     for name, settings in LAYOUTS.items():
         config = trainer_config(**settings)
         RemoteTrainer(ranks, model, config, actor=ADAM, critic=CRITIC, seed=None)
-        found = np.sum(ranks.call(held_here), axis=0)
-        for (weights, moments), counted in zip(found, held(model, config), strict=True):
-            # Norms, routers and the critic's head, of two ranks at the most, are not counted.
-            small = 2 * (model.num_hidden_layers * (2 + model.num_experts) + 4) * model.hidden_size
+        by_rank = ranks.call(held_here)
+        # Norms, routers and the critic's head, of two ranks at the most, are not counted.
+        small = 2 * (model.num_hidden_layers * (2 + model.num_experts) + 4) * model.hidden_size
+        for (weights, moments), counted in zip(np.sum(by_rank, axis=0), held(model, config), strict=True):
             assert 0 <= weights - counted.weights <= small, name
             assert 0 <= moments - counted.moments <= small, name
+        stages = ("first", "last") if config.layout.pp == 2 else ("only", "only")
+        for rank, stage in zip(by_rank, stages, strict=True):
+            for (weights, moments), counted in zip(rank, held_by_device(model, config, stage), strict=True):
+                assert abs(weights - counted.weights) <= small, (name, stage)
+                assert abs(moments - counted.moments) <= small, (name, stage)
 
 
 @pytest.mark.parametrize("name", ["dp2", "tp2", "pp2", "cp2"])
