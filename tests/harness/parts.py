@@ -16,7 +16,8 @@ from components.config import HarnessConfig
 from components.errors import FaultCause, InfraFault
 from components.gateway import ChatTemplate, Prompt, Trajectory, chatml
 from components.gateway.template import END, START
-from components.harness import Written
+from components.harness import Progress, Written, wording_for
+from components.harness.loop import AgentLoop, Clock
 from components.records import Sampling, TaskRef
 
 REF = TaskRef("pool", "task-1", "d", "files")
@@ -160,3 +161,19 @@ def terse(**changes: Any) -> HarnessConfig:
         "confirm_completion": False,
     }
     return HarnessConfig(**(settings | changes))
+
+
+def loop(
+    policy: FakePolicy, terminal: FakeTerminal | None = None, config: HarnessConfig | None = None, **changes: Any
+) -> AgentLoop:
+    """The agent's loop at a terminal without a shell; terse, with `changes` of that, unless it is given a `config`."""
+    config = config or terse(**changes)
+    wording = wording_for(config)
+    return AgentLoop(
+        trajectory=trajectory(policy, wording.separator),
+        terminal=terminal or FakeTerminal(),
+        wording=wording,
+        config=config,
+        progress=Progress(),
+        clock=Clock(),
+    )

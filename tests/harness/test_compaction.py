@@ -13,26 +13,15 @@ from pydantic import ValidationError
 
 from components.config import CompactionConfig, HarnessConfig
 from components.errors import StopReason
-from components.harness import Progress, wording_for
-from components.harness.loop import AgentLoop, Clock
 from components.tito import audit, stitch
-from tests.harness.parts import BUDGET, ByteTokenizer, FakePolicy, FakeTerminal, answer, terse, trajectory
+from tests.harness.parts import BUDGET, ByteTokenizer, FakePolicy, FakeTerminal, answer, loop, terse
 
 LONG = answer("x" * 120)  # 195 bytes, and as many of output
 WALL = 1200
 
 
-def loop(policy, terminal=None, *, wall=WALL, budget=None, **changes):
-    config = terse(max_context_tokens=wall, compaction=BUDGET | (budget or {}), **changes)
-    wording = wording_for(config)
-    return AgentLoop(
-        trajectory=trajectory(policy, wording.separator),
-        terminal=terminal or FakeTerminal(),
-        wording=wording,
-        config=config,
-        progress=Progress(),
-        clock=Clock(),
-    )
+def compacting(policy, terminal=None, *, wall=WALL, budget=None, **changes):
+    return loop(policy, terminal, max_context_tokens=wall, compaction=BUDGET | (budget or {}), **changes)
 
 
 def asked(policy):
@@ -42,7 +31,7 @@ def asked(policy):
 
 async def test_three_calls_rewrite_the_history_and_the_trial_goes_on_from_it():
     policy = FakePolicy(LONG, LONG, LONG, "did x", "why?", "because")
-    running = loop(policy, FakeTerminal(shown="SCREEN"))
+    running = compacting(policy, FakeTerminal(shown="SCREEN"))
     assert await running.run("do it") is StopReason.COMPLETED
     assert (running.tally.compactions_attempted, running.tally.compactions_succeeded) == (1, 1)
     first, *_, before, summary, questions, answers, after = asked(policy)
@@ -61,7 +50,7 @@ async def test_three_calls_rewrite_the_history_and_the_trial_goes_on_from_it():
 
 async def test_a_rewritten_history_is_a_chunk_of_its_own_without_drift_or_reencoded_context():
     policy = FakePolicy(*[LONG] * 3, "did x", "why?", "because", *[LONG] * 3, "did more", "what?", "that", LONG)
-    running = loop(policy)
+    running = compacting(policy)
     assert await running.run("do it") is StopReason.COMPLETED
     assert running.tally.compactions_succeeded == 2
     turns, tokenizer = running.trajectory.turns, ByteTokenizer()
@@ -77,7 +66,7 @@ async def test_a_rewritten_history_is_a_chunk_of_its_own_without_drift_or_reenco
 
 
 async def test_the_three_calls_count_as_turns():
-    running = loop(FakePolicy(*[LONG] * 3, "did x", "why?", "because", *[LONG] * 9), max_turns=8)
+    running = compacting(FakePolicy(*[LONG] * 3, "did x", "why?", "because", *[LONG] * 9), max_turns=8)
     assert await running.run("do it") is StopReason.TURN_LIMIT
     assert len(running.trajectory.turns) == 8
     assert running.tally.commands == 5
@@ -85,18 +74,18 @@ async def test_the_three_calls_count_as_turns():
 
 async def test_the_first_answer_leaves_the_budget_free_too_and_without_it_none_is_drawn():
     policy = FakePolicy(answer("x" * 500), "did x", "why?", "because")
-    running = loop(policy, max_turn_tokens=1000)
+    running = compacting(policy, max_turn_tokens=1000)
     assert await running.run("z" * 300) is StopReason.COMPLETED
     assert len(policy.prompts[0]) + policy.limits[0] == WALL - 200
     assert running.tally.compactions_succeeded == 1
     policy = FakePolicy()
-    assert await loop(policy).run("z" * 1000) is StopReason.TOKEN_LIMIT
+    assert await compacting(policy).run("z" * 1000) is StopReason.TOKEN_LIMIT
     assert policy.prompts == []
 
 
 async def test_a_history_is_not_rewritten_where_no_turn_would_be_left_to_use_it():
     policy = FakePolicy(*[LONG] * 9)
-    running = loop(policy, max_turns=6)
+    running = compacting(policy, max_turns=6)
     assert await running.run("do it") is StopReason.TOKEN_LIMIT
     assert running.tally.compactions_attempted == 0
     assert len(running.trajectory.turns) > 3
@@ -105,23 +94,14 @@ async def test_a_history_is_not_rewritten_where_no_turn_would_be_left_to_use_it(
 
 async def test_a_rewritten_history_that_leaves_no_room_ends_the_trial():
     policy = FakePolicy(*[LONG] * 3, "did x", "why?", "because")
-    running = loop(policy, FakeTerminal(shown="#" * 950))
+    running = compacting(policy, FakeTerminal(shown="#" * 950))
     assert await running.run("do it") is StopReason.COMPACTION_FAILED
     assert "no room to go on" in running.compaction_failure
 
 
 async def test_without_compaction_the_wall_is_where_it_was():
     policy = FakePolicy(*[LONG] * 9)
-    config = terse(max_context_tokens=WALL)
-    wording = wording_for(config)
-    running = AgentLoop(
-        trajectory=trajectory(policy),
-        terminal=FakeTerminal(),
-        wording=wording,
-        config=config,
-        progress=Progress(),
-        clock=Clock(),
-    )
+    running = loop(policy, max_context_tokens=WALL)
     assert await running.run("do it") is StopReason.TOKEN_LIMIT
     assert len(policy.prompts[-1]) + policy.limits[-1] == WALL
 
@@ -139,7 +119,7 @@ def test_no_request_ever_exceeds_the_wall_and_a_summary_always_has_its_budget(si
             return replace(written, logprobs=written.logprobs - np.float32(len(self.prompts)))
 
     policy = Summing(*[answer("x" * size) for size in sizes])
-    running = loop(policy, FakeTerminal(reply=lambda _: "o" * output), wall=wall, max_turns=60)
+    running = compacting(policy, FakeTerminal(reply=lambda _: "o" * output), wall=wall, max_turns=60)
     asyncio.run(running.run("do it"))
     for prompt, limit in zip(policy.prompts, policy.limits, strict=True):
         assert len(prompt) + limit <= wall
@@ -162,16 +142,7 @@ async def test_the_longshell_style_tells_the_whole_contract_of_a_compaction():
             margin_tokens=1500,
         ),
     )
-    wording = wording_for(config)
-    terminal = FakeTerminal(shown="{screen}")
-    running = AgentLoop(
-        trajectory=trajectory(policy, wording.separator),
-        terminal=terminal,
-        wording=wording,
-        config=config,
-        progress=Progress(),
-        clock=Clock(),
-    )
+    running = loop(policy, FakeTerminal(shown="{screen}"), config)
     assert await running.run("Make {braces} work.") is not None
     assert running.tally.compactions_succeeded
     at = next(number for number, said in enumerate(policy.observations) if "taken out of your sight" in said)

@@ -7,22 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from components.errors import InfraFault, StopReason
-from components.harness import Progress, wording_for
-from components.harness.loop import AgentLoop, Clock
-from tests.harness.parts import FakePolicy, FakeTerminal, answer, terse, trajectory
-
-
-def loop(policy, terminal=None, **changes):
-    config = terse(**changes)
-    wording = wording_for(config)
-    return AgentLoop(
-        trajectory=trajectory(policy, wording.separator),
-        terminal=terminal or FakeTerminal(),
-        wording=wording,
-        config=config,
-        progress=Progress(),
-        clock=Clock(),
-    )
+from tests.harness.parts import FakePolicy, FakeTerminal, answer, loop, terse
 
 
 async def test_commands_are_typed_and_their_output_is_what_the_policy_sees_next():
