@@ -25,7 +25,7 @@ from components.gateway.gateway import Gateway
 from components.gateway.reply import chunks, completion, samples_body
 from components.gateway.request import ChatRequest, Refusal, read_object, read_request, read_sampling
 from components.gateway.trajectory import Answer, Trajectory
-from components.tito import audit, stitch
+from components.tito import audit
 
 SESSION_HEADER = "X-Session-ID"
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -91,10 +91,10 @@ class Routes:
     async def samples(self, http: web.Request) -> web.Response:
         """The training streams of an open trial, and their audit."""
         trial_id = _trial_id(http)
-        turns = self._gateway.trial(trial_id).trajectory.turns
-        tokenizer = self._gateway.template.tokenizer
-        made = stitch(turns, tokenizer, trial_id=trial_id)
-        return web.json_response(samples_body(trial_id, made, audit(turns, made, tokenizer)))
+        trajectory = self._gateway.trial(trial_id).trajectory
+        made = trajectory.samples(trial_id)
+        found = audit(trajectory.turns, made, trajectory.template.tokenizer)
+        return web.json_response(samples_body(trial_id, made, found))
 
     async def close_trial(self, http: web.Request) -> web.Response:
         """Forgets a trial."""

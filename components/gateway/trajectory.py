@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any, Protocol
 
 from components.errors import FaultCause, InfraFault, RecordError
 from components.gateway.message import Message, read_answer
 from components.gateway.template import ChatTemplate
-from components.records import Int32, Sampling, Turn
-from components.tito import Drawn, TokenHistory
+from components.records import Int32, Sample, Sampling, Turn
+from components.tito import Drawn, Stitcher, TokenHistory
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -99,18 +100,29 @@ class Trajectory:
         self._policy = policy
         self._reasoning = reasoning
         self._roots: list[Answer] = []
+        self._stitcher: Stitcher | None = None
+        self._stitched: list[Answer] = []
 
     @property
     def turns(self) -> tuple[Turn, ...]:
         """Every recorded turn, branch by branch; the first of a branch says that it `opens` one."""
-        found: list[Turn] = []
-        waiting, last = list(reversed(self._roots)), None
-        while waiting:
-            answer = waiting.pop()
-            found.append(answer.turn if answer.prompt.after is last else replace(answer.turn, opens=True))
-            waiting.extend(reversed(answer.followers))
-            last = answer
-        return tuple(found)
+        return self._turns(self._listed())
+
+    def samples(self, trial_id: str) -> list[Sample]:
+        """The training streams of `turns`, as `components.tito.stitch` makes them. `trial_id` is always the same one.
+
+        Asked again, it stitches what was recorded since. Only where that lies before what was stitched already (another
+        branch of an earlier answer, or one that was withdrawn) does it begin anew.
+        """
+        answers = self._listed()
+        stitcher, known = self._stitcher, len(self._stitched)
+        self._stitcher = None  # until every turn is in it: one that is refused leaves nothing half done
+        if stitcher is None or any(a is not b for a, b in zip_longest(self._stitched, answers[:known])):
+            stitcher, known = Stitcher(self.template.tokenizer, trial_id=trial_id), 0
+        for turn in self._turns(answers)[known:]:
+            stitcher.append(turn)
+        self._stitcher, self._stitched = stitcher, answers
+        return stitcher.samples()
 
     def locate(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[Answer | None, Sequence[Message]]:
         """The deepest recorded answer that a conversation goes on from, and what is new after it.
@@ -171,6 +183,23 @@ class Trajectory:
         """Takes back an answer that never reached its client. One that was gone on from did reach it, and stays."""
         if not answer.followers:
             self._beside(answer).remove(answer)
+
+    def _listed(self) -> list[Answer]:
+        """Every recorded answer, branch by branch."""
+        found: list[Answer] = []
+        waiting = list(reversed(self._roots))
+        while waiting:
+            found.append(waiting.pop())
+            waiting.extend(reversed(found[-1].followers))
+        return found
+
+    @staticmethod
+    def _turns(answers: Sequence[Answer]) -> tuple[Turn, ...]:
+        before = (None, *answers)
+        return tuple(
+            answer.turn if answer.prompt.after is last else replace(answer.turn, opens=True)
+            for last, answer in zip(before, answers, strict=False)
+        )
 
     def _beside(self, answer: Answer) -> list[Answer]:
         return self._roots if answer.prompt.after is None else answer.prompt.after.followers

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 
 from components.errors import FaultCause, InfraFault
 from components.gateway import Message, ToolCall, read_answer, user
+from components.gateway import trajectory as recorder
 from components.gateway.template import END
 from components.records import Sampling
-from components.tito import audit, stitch
+from components.tito import Stitcher, audit, stitch
 from tests.gateway.parts import StubSampler, trajectory_of
 from tests.harness.parts import SPECIALS, ByteTokenizer
 
@@ -297,3 +298,35 @@ async def test_whatever_an_agent_makes_of_its_conversation_nothing_sampled_drift
     nodes = {(turn.prompt_ids.tobytes(), turn.completion_ids.tobytes()) for turn in trajectory.turns}
     assert report.loss_tokens == sum(len(answer) // 4 for _, answer in nodes)
     assert report.reencoded_context == 0
+
+
+async def test_streams_asked_for_while_a_trial_runs_are_those_of_all_its_turns_and_stitch_only_what_is_new(monkeypatch):
+    appended = []
+
+    class Watched(Stitcher):
+        def append(self, turn):
+            appended.append(len(turn.prompt_ids))
+            super().append(turn)
+
+    monkeypatch.setattr(recorder, "Stitcher", Watched)
+    trajectory, talk = trajectory_of(StubSampler(*"abcdef")), [user("go")]
+
+    def asked():
+        appended.clear()
+        made, whole = trajectory.samples("t"), stitch(trajectory.turns, TOKENIZER, trial_id="t")
+        assert [(s.tokens.tolist(), s.loss_mask.tolist(), s.chunk, s.boundaries) for s in made] == [
+            (s.tokens.tolist(), s.loss_mask.tolist(), s.chunk, s.boundaries) for s in whole
+        ]
+        return len(appended)
+
+    assert asked() == 0
+    for number in range(3):
+        talk += [echo(await say(trajectory, talk)), user(f"saw {number}")]
+        assert asked() == 1, "one new turn"
+    assert asked() == 0
+    branch = await say(trajectory, [*talk[:2], user("otherwise")])
+    assert asked() == 1, "a branch is listed last where its trunk has ended"
+    await say(trajectory, talk)
+    assert asked() == 5, "what belongs before a branch begins the streams anew"
+    trajectory.withdraw(branch)
+    assert asked() == 4
