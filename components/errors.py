@@ -42,6 +42,12 @@ class FaultCause(StrEnum):
     VERIFIER_TIMEOUT = "verifier_timeout"
     VERIFIER_KILLED = "verifier_killed"
     CAPTURE_MISSING = "capture_missing"
+    DRIFT = "drift"
+    """What would be trained on is not what was sampled."""
+    RECORD = "record"
+    """A turn, or its routing, is not one that this model's sampler can have produced."""
+    CHECKSUM = "checksum"
+    """Routing rows are not those that were captured."""
     STORE = "store"
     TRAINER = "trainer"
 
@@ -116,6 +122,10 @@ class RecordError(LongshellError, ValueError):
     """A turn, sample or routing record breaks its contract (lengths, ranges, dtypes)."""
 
 
+class ChecksumError(RecordError):
+    """Routing rows were changed or permuted since they were captured."""
+
+
 class InfraFault(LongshellError, RuntimeError):
     """The infrastructure failed: no reward, out of the denominator, counted under `cause`."""
 
@@ -133,7 +143,7 @@ class CompactionError(LongshellError, RuntimeError):
 
 
 class DriftError(LongshellError, RuntimeError):
-    """A trained token is not the sampled token: the leg stops rather than train on it."""
+    """A trained token is not the sampled token. One such trial is rejected; a leg that has many stops."""
 
 
 class CheckpointError(LongshellError, ValueError):

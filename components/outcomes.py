@@ -16,7 +16,16 @@ import re
 import signal
 from dataclasses import dataclass, replace
 
-from components.errors import FaultCause, InfraFault, StopReason, StoreError, no_space
+from components.errors import (
+    ChecksumError,
+    DriftError,
+    FaultCause,
+    InfraFault,
+    RecordError,
+    StopReason,
+    StoreError,
+    no_space,
+)
 from components.records import VerifierReport
 
 TAMPERING = "tampering"
@@ -53,6 +62,9 @@ AGAINST_TASK = frozenset(
     {FaultCause.IMAGE, FaultCause.VERIFIER_BOOTSTRAP, FaultCause.VERIFIER_TIMEOUT, FaultCause.VERIFIER_KILLED}
 )
 """Causes that, met again and again with one task, are that task's and not the machine's."""
+
+REJECTIONS = frozenset({FaultCause.DRIFT, FaultCause.RECORD, FaultCause.CHECKSUM})
+"""Causes by which a trial is rejected: it ran, and what was recorded of it may not be trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +203,11 @@ def fault_of(situation: TurnDrawn | HttpAnswered | TrialOverdue | Raised) -> Inf
 def _raised(error: BaseException) -> InfraFault | None:
     if isinstance(error, InfraFault):
         return error
+    if isinstance(error, DriftError):
+        return InfraFault(FaultCause.DRIFT, str(error))
+    if isinstance(error, RecordError):
+        cause = FaultCause.CHECKSUM if isinstance(error, ChecksumError) else FaultCause.RECORD
+        return InfraFault(cause, str(error))
     if isinstance(error, StoreError) and no_space(error) is None:  # a full disk is told to whoever can free it
         return InfraFault(FaultCause.STORE, f"{type(error).__name__}: {error}")
     return None

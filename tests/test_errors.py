@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from components.errors import (
     CheckpointError,
+    ChecksumError,
     ConfigError,
     DamagedError,
     DivergedError,
@@ -73,6 +74,7 @@ KINDS = [
     (DivergedError("a gradient is not finite"), PROGRAM),
     (DriftError("trial x"), PROGRAM),
     (RecordError("lengths"), PROGRAM),
+    (ChecksumError("t/0"), PROGRAM),
     (ExceptionGroup("two", [ConnectionError(), KeyError("x")]), PROGRAM),
     (ConnectionResetError("peer"), INFRASTRUCTURE),
     (TimeoutError(), INFRASTRUCTURE),

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.errors import ConfigError, FaultCause, InfraFault, RecordError, StopReason, StoreError
+from components.errors import (
+    ChecksumError,
+    ConfigError,
+    DriftError,
+    FaultCause,
+    InfraFault,
+    RecordError,
+    StopReason,
+    StoreError,
+)
 from components.outcomes import (
     AGAINST_TASK,
     AgentStands,
@@ -84,7 +93,9 @@ MACHINE = {
     "a store whose disk is full": (Raised(StoreError("put: No space left on device")), None),
     "a full disk": (Raised(OSError(errno.ENOSPC, "No space left on device")), None),
     "a mistake of ours": (Raised(KeyError("x")), None),
-    "a broken record": (Raised(RecordError("lengths")), None),
+    "a broken record": (Raised(RecordError("lengths")), FaultCause.RECORD),
+    "routing that was permuted": (Raised(ChecksumError("t/0: its routing")), FaultCause.CHECKSUM),
+    "a token that was not sampled": (Raised(DriftError("trial t")), FaultCause.DRIFT),
     "a wrong configuration": (Raised(ConfigError(["x"])), None),
 }
 FAULTY_VERIFIER = {

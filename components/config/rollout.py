@@ -186,6 +186,9 @@ class RolloutConfig(Section):
     """Launches of one task whose trials end in infrastructure faults, before another task takes its place."""
     max_fault_share: float = Field(0.5, gt=0, le=1)
     """A step with more infrastructure faults than this share of the trials it plans stops the leg."""
+    max_rejected_share: float = Field(0.02, ge=0, le=1)
+    """So many of a step's trials may be rejected, because what was recorded of them is not what was sampled, before the
+    leg stops. One alone never stops it."""
 
     @property
     def versions(self) -> int:

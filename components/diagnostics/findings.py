@@ -100,6 +100,10 @@ def _drift(series: Series) -> Finding:
     worst = max(values)
     if worst > 0:
         return Finding("drift", Severity.RED, f"trained tokens are not the sampled ones (drift {worst:.2%})", worst)
+    rejected = series.total("rollout/rejected") or 0.0
+    if rejected:
+        text = f"{rejected:.0f} trials were rejected: what was recorded of them is not what was sampled"
+        return Finding("drift", Severity.WARN, text, rejected)
     return Finding("drift", Severity.OK, "every trained token is the sampled one", 0.0)
 
 

@@ -23,16 +23,17 @@ from typing import Any
 
 import ray
 
-from components.errors import InfraFault, ServiceError
+from components.errors import DriftError, InfraFault, ServiceError
 from components.jobs.commits import Commits, refused_states, resume
 from components.jobs.job import Job, log
 from components.jobs.rollouts import collect, start_actor
 from components.jobs.world import OpenSampler, client, open_sampler
-from components.learning import kept, learn, staleness_metrics
+from components.learning import damaged, kept, learn, staleness_metrics
+from components.outcomes import REJECTIONS
 from components.planner import require
 from components.pool import Cursor
 from components.publish import Publication, open_publisher
-from components.rollout import SpooledBatch, load_batch
+from components.rollout import SpooledBatch, load_batch, tolerated
 from components.trainer import Trainer
 from components.trainer.megatron import open_trainer
 
@@ -105,6 +106,13 @@ class Leg:
             "publish/lost": float(lost),
         }
         self._commits.commit(step, self._trainer, metrics)
+        if metrics["rollout/rejected"]:
+            log.warning(
+                "step %d: %d trials were rejected: their records are not of what was sampled (%s)",
+                step,
+                metrics["rollout/rejected"],
+                ", ".join(f"{cause} {metrics[f'fault/{cause}']:.0f}" for cause in sorted(REJECTIONS)),
+            )
         log.info(
             "step %d: reward %.3f, pass rate %.3f, turns %.2f, cancelled %d, %.1f s",
             step,
@@ -123,7 +131,8 @@ class Leg:
         assert rollout is not None
         rewards, groups = _of_samples(batch)
         oldest = config.rollout.versions
-        chosen = kept(batch.samples, step, oldest)
+        lost = self._lost(step, batch)
+        chosen = [index for index in kept(batch.samples, step, oldest) if batch.samples[index].trial_id not in lost]
         result = learn(
             self._trainer,
             [batch.samples[index] for index in chosen],
@@ -136,7 +145,27 @@ class Leg:
         )
         metrics = dict(rollout["metrics"]) | staleness_metrics(batch.samples, step, oldest) | result.metrics
         metrics["time/generate"] = metrics["rollout/seconds"]
+        metrics["rollout/damaged"] = float(len(lost))
         return metrics
+
+    def _lost(self, step: int, batch: SpooledBatch) -> dict[str, InfraFault]:
+        """Trials of a batch that are not learned from, since what is stored of them has changed.
+
+        Raises:
+            DriftError: they are more than `rollout.max_rejected_share` allows.
+        """
+        config = self._job.config
+        lost = damaged(batch.samples, config.model)
+        for name, fault in lost.items():
+            log.warning("step %d does not learn from trial %s: %s", step, name, fault)
+        allowed = tolerated(config.rollout.max_rejected_share, len(batch.trials))
+        if len(lost) > allowed:
+            name, fault = next(iter(lost.items()))
+            raise DriftError(
+                f"step {step}: the routing of {len(lost)} of {len(batch.trials)} trials was changed since it was "
+                f"captured, rollout.max_rejected_share allows {allowed}; the first is trial {name}: {fault}"
+            )
+        return lost
 
     def _begin(self, step: int, *, version: int) -> ray.ObjectRef:
         """Asks for the batch of `step`, whose turns must all be of `version`."""

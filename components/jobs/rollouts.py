@@ -5,7 +5,8 @@ actor dies with the job that owns it, and its sandboxes die with the actor.
 
 Invariant: a batch folder is written whole before `generate` returns; every turn that its step drew is of `version`, and
 no turn is in flight. Trials that the step carries wait here for the next; when the actor dies, their tasks start anew.
-A trial that has ended is on disk before it counts, and the actor of the next attempt takes it from there.
+A trial that has ended is on disk before it counts, and the actor of the next attempt takes it from there. A trial whose
+record may not be trained on has faulted: it is in no batch, and its task is tried again.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from typing import Any
 import ray
 
 from components.config import CampaignConfig, validate
+from components.errors import DriftError, RecordError
+from components.jobs.job import log
 from components.jobs.world import World, open_world
+from components.learning.admission import Admitted, admit
 from components.learning.batch import assemble, reward_of
 from components.pool import Cursor, Pool, Task
-from components.records import Sample, Sampling, Trial
+from components.records import Sampling, Trial
 from components.rollout import (
     Attempt,
     Barrier,
@@ -63,9 +67,9 @@ class Rollouts:
         self._url = sampler_url
         self._state = Path(state)
         self._stack = AsyncExitStack()  # for the life of the process, whose end also ends the sandboxes
-        self._opened: tuple[Rollout[Task], World] | None = None
+        self._opened: Rollout[Task] | None = None
         self._finished = FinishedTrials(Path(finished))
-        self._streams: dict[str, Sequence[Sample]] = {}
+        self._streams: dict[str, Admitted] = {}
         self._step = 0
         self._reused = 0
         """Trials of the step that an earlier attempt had finished."""
@@ -87,7 +91,7 @@ class Rollouts:
             {"metrics": series of the step, "cursor": where the data cursor stands afterwards, "unfinished": records of
             what this step passed over}
         """
-        rollout, world = await self._open()
+        rollout = await self._open()
         self._step, self._reused = step, 0
         self._finished.forget_before(step - 1)
         at = Cursor(**cursor)
@@ -99,12 +103,11 @@ class Rollouts:
         batch = assemble(
             result.trials,
             [self._streams.pop(trial.trial_id) for trial in result.trials],
-            world.tokenizer,
             self._config.reward,
             num_experts=self._config.model.num_experts,
         )
         waiting = {trial.trial_id for trial in result.unfinished}
-        self._streams = {name: chunks for name, chunks in self._streams.items() if name in waiting}
+        self._streams = {name: streams for name, streams in self._streams.items() if name in waiting}
         metrics = rollout_metrics(result.trials, batch.trial_rewards, result.ledger, seconds=result.seconds)
         metrics["rollout/reused"] = float(self._reused)
         metrics |= {f"sandbox/{name}": count for name, count in world.backend.counts.items()}
@@ -116,11 +119,11 @@ class Rollouts:
             "unfinished": [trial.record() for trial in result.unfinished],
         }
 
-    async def _open(self) -> tuple[Rollout[Task], World]:
+    async def _open(self) -> Rollout[Task]:
         if self._opened is None:
             config, barrier = self._config, Barrier()
             world = await self._stack.enter_async_context(open_world(config, self._checkpoint, self._url, self._state))
-            rollout = Rollout(
+            self._opened = Rollout(
                 campaign=self._campaign,
                 config=config.rollout,
                 run_trial=partial(self._run, world, barrier),
@@ -128,23 +131,39 @@ class Rollouts:
                 group=config.ppo.group_size,
                 finished=self._finished,
             )
-            self._opened = rollout, world
         return self._opened
 
     async def _run(self, world: World, barrier: Barrier, attempt: Attempt[Task]) -> Trial:
-        """A trial from disk, where an attempt before this one has finished it, or run."""
-        if (finished := self._finished.get(attempt.trial_id)) is not None:
-            attempt.progress.turns, attempt.progress.tokens = len(finished.trial.turns), trial_tokens(finished.trial)
-            self._streams[attempt.trial_id] = finished.samples
-            self._reused += 1
-            return finished.trial
+        """A trial from disk, where an attempt before this one has finished it, or run.
+
+        Raises:
+            DriftError, RecordError: what was recorded of it may not be trained on.
+        """
+        if (known := self._known(world, attempt)) is not None:
+            return known
         sampling = Sampling(temperature=self._config.rollout.temperature)
         trial = await world.run(attempt, sampling, capture=True, barrier=barrier)
         if trial.fault is None:
             chunks = stitch(trial.turns, world.tokenizer, trial_id=trial.trial_id)
+            streams = admit(trial, chunks, world.tokenizer, self._config.model)
             reward = reward_of(trial, self._config.reward)
-            await asyncio.to_thread(self._finished.put, self._step, trial, chunks, reward)
-            self._streams[trial.trial_id] = chunks
+            await asyncio.to_thread(self._finished.put, self._step, trial, streams.samples, reward)
+            self._streams[trial.trial_id] = streams
+        return trial
+
+    def _known(self, world: World, attempt: Attempt[Task]) -> Trial | None:
+        """A trial that an earlier attempt had finished. What has been damaged since is told of, and runs again."""
+        if (finished := self._finished.get(attempt.trial_id)) is None:
+            return None
+        trial = finished.trial
+        try:
+            self._streams[trial.trial_id] = admit(trial, finished.samples, world.tokenizer, self._config.model)
+        except (DriftError, RecordError) as error:
+            log.warning("a finished trial runs again: %s", error)
+            self._finished.drop(trial.trial_id)
+            return None
+        attempt.progress.turns, attempt.progress.tokens = len(trial.turns), trial_tokens(trial)
+        self._reused += 1
         return trial
 
     def _load(self, task_id: str) -> Task:

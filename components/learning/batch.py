@@ -1,7 +1,7 @@
-"""From graded trials to what the learner takes: samples, one reward each, and the proof that no token drifted.
+"""From graded trials to what the learner takes: samples and one reward each.
 
-Invariant: every trained token is the token that was sampled. The auditor runs on every sample of every batch; a loss
-position that is anything but aligned raises, and nothing of the batch is trained on.
+Invariant: every trained token is the token that was sampled. Only streams that the auditor has seen get here
+(`components.learning.admission`), and what it found is told of every batch.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from components.config import RewardConfig
-from components.errors import DriftError
+from components.learning.admission import Admitted
 from components.records import Reward, Sample, Trial
 from components.reward import dense_reward
 from components.routing import bytes_per_token
-from components.tito import Tokenizer, audit
 
 BOUNDARIES = ("strict", "normalized", "retokenized", "split")
 
@@ -38,37 +37,22 @@ class Assembled:
 
 
 def assemble(
-    trials: Sequence[Trial],
-    streams: Sequence[Sequence[Sample]],
-    tokenizer: Tokenizer,
-    config: RewardConfig,
-    *,
-    num_experts: int,
+    trials: Sequence[Trial], streams: Sequence[Admitted], config: RewardConfig, *, num_experts: int
 ) -> Assembled:
-    """Audits and grades every trial. Every trial must carry a report.
-
-    Args:
-        streams: one a trial: its chunks, as `components.tito.stitch` made them.
-
-    Raises:
-        DriftError: a loss position holds an id that was not sampled there.
-    """
+    """Grades every trial. Every trial must carry a report. `streams` has one entry a trial."""
     samples: list[Sample] = []
     sample_rewards: list[float] = []
     rewards: list[Reward] = []
     boundaries: Counter[str] = Counter()
     found: Counter[str] = Counter()
-    for trial, chunks in zip(trials, streams, strict=True):
-        reward = reward_of(trial, config)
-        report = audit(trial.turns, chunks, tokenizer)
-        if not report.clean:
-            raise DriftError(f"trial {trial.trial_id}: what is trained is not what was sampled: {report}")
+    for trial, admitted in zip(trials, streams, strict=True):
+        reward, report = reward_of(trial, config), admitted.drift
         found.update(report.positions, reencoded=report.reencoded_tokens, filled=report.placeholder_rows)
-        for chunk in chunks:
+        for chunk in admitted.samples:
             boundaries.update(chunk.boundaries)
         rewards.append(reward)
-        samples.extend(chunks)
-        sample_rewards.extend([reward.value] * len(chunks))
+        samples.extend(admitted.samples)
+        sample_rewards.extend([reward.value] * len(admitted.samples))
     metrics = {f"tito/{case}": float(boundaries[case]) for case in BOUNDARIES}
     if trained := found["aligned"] + found["retokenized"] + found["placeholder"]:
         metrics["tito/drift_retokenized"] = found["retokenized"] / trained

@@ -5,7 +5,7 @@ from components.rollout.carryover import Return, Unfinished, returns
 from components.rollout.finished import Finished, FinishedTrials
 from components.rollout.ledger import Ledger, LedgerRow, Origin, Outcome
 from components.rollout.metrics import rollout_metrics, trial_tokens
-from components.rollout.scheduler import Finish, FinishReason, Launch, Plan, StepScheduler, Tail, Wait
+from components.rollout.scheduler import Finish, FinishReason, Launch, Plan, StepScheduler, Tail, Wait, tolerated
 from components.rollout.spool import SpooledBatch, load_batch, save_batch
 from components.rollout.step import Attempt, Rollout, RunTrial, StepResult, plan_of, trial_id
 
@@ -37,6 +37,7 @@ __all__ = [
     "returns",
     "rollout_metrics",
     "save_batch",
+    "tolerated",
     "trial_id",
     "trial_tokens",
 ]

@@ -46,7 +46,7 @@ class FinishedTrials:
         return self._find(str(trial_id)) is not None
 
     def get(self, trial_id: str) -> Finished | None:
-        """A trial that was kept. One that cannot be read is told of and taken away: it runs again."""
+        """A trial that was kept. One that cannot be read is told of and dropped: it runs again."""
         place = self._find(trial_id)
         if place is None:
             return None
@@ -54,10 +54,15 @@ class FinishedTrials:
             batch = load_batch(place)
         except StoreError as error:
             log.warning("a finished trial runs again: %s", error)
-            shutil.rmtree(place)
+            self.drop(trial_id)
             return None
         (trial,) = batch.trials
         return Finished(trial, batch.samples)
+
+    def drop(self, trial_id: str) -> None:
+        """Forgets a trial that was kept."""
+        if (place := self._find(trial_id)) is not None:
+            shutil.rmtree(place)
 
     def forget_before(self, step: int) -> None:
         """Drops what ended in earlier steps."""

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from components.errors import FaultCause, RecordError, StopReason
+from components.outcomes import REJECTIONS
 from components.records import TaskRef
 
 
@@ -147,6 +148,7 @@ class Ledger:
             "rollout/carried": float(counts[Outcome.CARRIED]),
             "rollout/continued": float(counts[Outcome.CONTINUED]),
             "rollout/infra_faults": float(counts[Outcome.INFRA_FAULT]),
+            "rollout/rejected": float(sum(row.fault in REJECTIONS for row in self.rows)),
         }
         causes = Counter(row.fault for row in self._rows.values() if row.outcome is Outcome.INFRA_FAULT)
         metrics |= {f"fault/{cause.value}": float(causes[cause]) for cause in FaultCause}

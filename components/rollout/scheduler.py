@@ -41,6 +41,7 @@ class Plan:
         group: trials of one task.
         limit: the most that may be alive or admitted: ⌈(1+ς)B⌉ in whole groups. Where less than a batch can be alive at
             once and the tail is carried, nothing is lost by launching early, and it is B + concurrency: no slot idles.
+        max_rejected: the most that may be rejected, for a record that is not what was sampled, before the step ends.
     """
 
     batch: int
@@ -50,6 +51,7 @@ class Plan:
     starts_per_s: float
     max_attempts: int
     max_fault_share: float
+    max_rejected: int
     tail: Tail
 
     @staticmethod
@@ -62,13 +64,29 @@ class Plan:
         starts_per_s: float,
         max_attempts: int,
         max_fault_share: float,
+        max_rejected_share: float,
         tail: Tail,
     ) -> Plan:
         wanted = (1 + oversample) * batch
         if tail is Tail.CARRY and concurrency < batch:
             wanted = max(wanted, batch + concurrency)
         limit = math.ceil(round(wanted / group, 6)) * group
-        return Plan(batch, group, limit, concurrency, starts_per_s, max_attempts, max_fault_share, tail)
+        return Plan(
+            batch,
+            group,
+            limit,
+            concurrency,
+            starts_per_s,
+            max_attempts,
+            max_fault_share,
+            tolerated(max_rejected_share, limit),
+            tail,
+        )
+
+
+def tolerated(max_rejected_share: float, trials: int) -> int:
+    """How many of these trials may be rejected before it is no accident. One alone always is."""
+    return max(1, int(max_rejected_share * trials))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +114,7 @@ class FinishReason(StrEnum):
 
     FULL = "the batch is full"
     FAULTS = "too many launched trials ended in infrastructure faults"
+    REJECTED = "too many trials were rejected"
     EXHAUSTED = "no task is left to launch"
 
 
@@ -157,6 +176,8 @@ class StepScheduler:
         self.cancelled = 0
         self.carried = 0
         self.faulted = 0
+        self.rejected = 0
+        """Of the faulted ones, those whose record may not be trained on."""
         self.alive: set[Launch] = set(running)
         self._reserved = sum(launch.protected for launch in (*running, *first))
         """Places of the batch that are kept for protected trials."""
@@ -173,6 +194,8 @@ class StepScheduler:
 
     def next(self, now: float) -> Action:
         """What to do at `now`. A `Launch` counts as started."""
+        if self.rejected > self.plan.max_rejected:
+            return Finish(FinishReason.REJECTED)
         if self.admitted >= self.plan.batch:
             return Finish(FinishReason.FULL)
         if self.faulted > self.plan.max_fault_share * self.plan.limit:
@@ -206,10 +229,14 @@ class StepScheduler:
         self.admitted += 1
         return True
 
-    def faulted_by(self, launch: Launch) -> None:
-        """A trial ended in an infrastructure fault; its task is launched again unless its attempts are spent."""
+    def faulted_by(self, launch: Launch, *, rejected: bool = False) -> None:
+        """A trial ended in an infrastructure fault; its task is launched again unless its attempts are spent.
+
+        `rejected`: it ran to its end, and its record may not be trained on.
+        """
         self._end(launch)
         self.faulted += 1
+        self.rejected += rejected
         again = replace(launch, attempt=launch.attempt + 1)
         if again.attempt <= self.plan.max_attempts:
             (self._ahead.appendleft if again.protected else self._ahead.append)(again)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from components.config import RolloutConfig
-from components.errors import FaultCause, InfraFault, StopReason, StoreError
+from components.errors import DriftError, FaultCause, InfraFault, RecordError, StopReason, StoreError
 from components.harness import Progress, RunningTime
-from components.outcomes import Raised, TrialOverdue, fault_of
+from components.outcomes import REJECTIONS, Raised, TrialOverdue, fault_of
 from components.records import TaskRef, Trial
 from components.rollout.barrier import Barrier
 from components.rollout.carryover import Return, Unfinished, returns
@@ -83,6 +83,7 @@ def plan_of(config: RolloutConfig, group: int = 1) -> Plan:
         starts_per_s=config.starts_per_s,
         max_attempts=config.max_attempts,
         max_fault_share=config.max_fault_share,
+        max_rejected_share=config.max_rejected_share,
         tail=Tail(config.tail),
     )
 
@@ -145,6 +146,7 @@ class Rollout(Generic[T]):
         Raises:
             InfraFault: too large a share of the trials faulted, or no trial could be completed; the commonest cause is
                 named. Everything launched has ended by then.
+            DriftError: more trials than `rollout.max_rejected_share` allows were rejected.
         """
         trials = [trial for _, trial in returning]
         carried, self._carried = self._carried, {}
@@ -160,6 +162,8 @@ class Rollout(Generic[T]):
         finally:
             await shell.quiesce()
         shell.ledger.check()
+        if finish.reason is FinishReason.REJECTED:
+            raise DriftError(shell.rejections())
         if finish.reason is FinishReason.FAULTS or not shell.trials:
             faulted, launched = shell.scheduler.faulted, shell.scheduler.launched
             raise InfraFault(shell.commonest_cause(), f"step {step}: {finish.reason.value} ({faulted} of {launched})")
@@ -249,6 +253,16 @@ class _Step(Generic[T]):
         causes = [row.fault for row in self.ledger.rows if row.fault is not None]
         return max(causes, key=causes.count) if causes else FaultCause.SANDBOX
 
+    def rejections(self) -> str:
+        """What was rejected, and why the step ends over it."""
+        rows = [row for row in self.ledger.rows if row.fault in REJECTIONS]
+        causes = ", ".join(f"{cause} {n}" for cause, n in Counter(row.fault for row in rows).most_common())
+        return (
+            f"step {self._step}: {len(rows)} trials were rejected ({causes}) where rollout.max_rejected_share allows "
+            f"{self._rollout.plan.max_rejected} of {self._rollout.plan.limit}: what is recorded is not what was "
+            f"sampled, and nothing of the step is trained on. The first is trial {rows[0].trial_id}: {rows[0].detail}"
+        )
+
     def _launch(self, launch: Launch) -> None:
         task, plan = self._tasks[launch.task], self._rollout.plan
         number = (self._earlier[launch.task] * plan.group + launch.member) * plan.max_attempts + launch.attempt
@@ -284,7 +298,7 @@ class _Step(Generic[T]):
         try:
             async with limit:
                 return await self._rollout.run_trial(attempt)
-        except (InfraFault, StoreError) as error:
+        except (InfraFault, StoreError, RecordError, DriftError) as error:
             if (fault := fault_of(Raised(error))) is None:
                 raise
         except TimeoutError:
@@ -319,7 +333,7 @@ class _Step(Generic[T]):
             return
         trial = task.result()
         if trial.fault is not None:
-            self.scheduler.faulted_by(running.launch)
+            self.scheduler.faulted_by(running.launch, rejected=trial.fault.cause in REJECTIONS)
             self._end(running, Outcome.INFRA_FAULT, fault=trial.fault.cause, detail=trial.fault.detail, stop=trial.stop)
         elif self.scheduler.completed(running.launch):
             self.trials.append(trial)

@@ -1,7 +1,7 @@
 """The drift auditor (paper Eq 11): is every trained token one that was sampled, and where it was sampled?
 
 Invariant: it shares no decision with the stitcher. It takes the streams as they are, re-locates every turn's answer in
-them by its ids and log-probs, and calls whatever has loss and is not located drift. A leg stops when `clean` is false.
+them by its ids and log-probs, and calls whatever has loss and is not located drift. What is not `clean` is in no batch.
 """
 
 from __future__ import annotations

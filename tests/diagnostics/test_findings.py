@@ -59,6 +59,7 @@ def test_a_healthy_run_is_ok():
     ("name", "series", "severity"),
     [
         ("drift", {"tito__drift": lambda step: 0.001 * (step == 4)}, Severity.RED),
+        ("drift", {"rollout__rejected": lambda step: float(step == 4)}, Severity.WARN),
         ("reencoded_context", {"tito__reencoded_context": 0.026}, Severity.WARN),
         ("critic", {"critic__explained_variance": lambda step: 0.5 - 0.1 * step}, Severity.WARN),
         ("infrastructure", {"rollout__infra_faults": 5.0}, Severity.WARN),

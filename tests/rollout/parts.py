@@ -40,21 +40,23 @@ def report(passed: bool = True) -> VerifierReport:
 
 
 def turns(count: int = 2, routing: bool = False) -> list[Turn]:
-    """Turns of one growing stream: each prompt is the stream before it and two ids of context."""
+    """Turns of one growing stream: each prompt is the stream before it and two ids of context.
+
+    Routing is of two layers, two of eight experts.
+    """
     made, stream = [], list(range(10, 15))
     for turn in range(count):
         prompt = np.asarray(stream, np.int32)
         ids = np.asarray([100 + turn, 200 + turn, 1], np.int32)
-        rows = np.full((len(prompt) + 2, 2, 2), turn, np.uint8) if routing else None
+        rows = np.tile(np.uint8([turn % 4, 4 + turn % 4]), (len(prompt) + 2, 2, 1)) if routing else None
         made.append(Turn(prompt, ids, np.asarray([-0.5, -1.5, -0.25], np.float32), rows, 3, "stop"))
         stream += [*ids.tolist(), 7, 8]
     return made
 
 
-def graded(trial_id: str, task: TaskRef, *, passed: bool = True, count: int = 2) -> Trial:
-    return Trial(
-        trial_id, task, turns(count), StopReason.COMPLETED, report(passed), None, {"sample": 0.5}, {"commands": 1}
-    )
+def graded(trial_id: str, task: TaskRef, *, passed: bool = True, count: int = 2, routing: bool = False) -> Trial:
+    made = turns(count, routing)
+    return Trial(trial_id, task, made, StopReason.COMPLETED, report(passed), None, {"sample": 0.5}, {"commands": 1})
 
 
 def faulted(trial_id: str, task: TaskRef, cause: FaultCause = FaultCause.SANDBOX) -> Trial:

@@ -16,6 +16,7 @@ def plan(**changes):
         "starts_per_s": 1e9,
         "max_attempts": 2,
         "max_fault_share": 1.0,
+        "max_rejected_share": 1.0,
         "tail": Tail.CANCEL,
     }
     batch = changes.pop("batch", 8)
@@ -72,6 +73,18 @@ def test_too_many_faults_end_the_step():
         launches, _ = launch_all(scheduler)
         scheduler.faulted_by(launches[-1])
     assert scheduler.next(0.0) == Finish(FinishReason.FAULTS)
+
+
+@pytest.mark.parametrize(("share", "batch", "allowed"), [(0.02, 8, 1), (0.0, 512, 1), (0.02, 512, 12), (0.3, 8, 3)])
+def test_more_rejected_trials_than_their_share_end_the_step_and_one_alone_never_does(share, batch, allowed):
+    scheduler = StepScheduler(plan(batch=batch, max_rejected_share=share, concurrency=1_000), 1_000, 0.0)
+    alive = []
+    for rejected in [True] * allowed + [False, True]:
+        launches, action = launch_all(scheduler)
+        assert action == Wait(None), "so far, and with a fault of another kind, the step goes on"
+        alive += launches
+        scheduler.faulted_by(alive.pop(), rejected=rejected)
+    assert scheduler.next(0.0) == Finish(FinishReason.REJECTED)
 
 
 def test_a_supply_that_runs_dry_ends_the_step_when_nothing_is_alive():

@@ -7,6 +7,7 @@ import pytest
 
 from components.config import RewardConfig
 from components.errors import RecordError, StopReason
+from components.learning.admission import Admitted
 from components.learning.batch import assemble
 from components.records import AssertionOutcome, TaskRef, Trial, Turn, VerifierReport
 from components.tito import TokenHistory, audit, stitch
@@ -71,7 +72,9 @@ def test_every_chunk_of_a_trial_has_the_whole_reward_not_a_share_of_it():
     task = TaskRef("pool", "task", "digest", "files", assertion_ids=("a", "b"), fail_to_pass=("a", "b"))
     turns = (turn("p:", "a"), turn("q:", "b"), turn("r:", "c"))
     trial = Trial("t", task, turns, StopReason.COMPLETED, report, None)
-    made = assemble([trial], [stitch(turns, Letters())], Letters(), RewardConfig(), num_experts=8)
+    samples = stitch(turns, Letters())
+    streams = Admitted(tuple(samples), audit(turns, samples, Letters()))
+    made = assemble([trial], [streams], RewardConfig(), num_experts=8)
     assert made.sample_rewards == (0.1, 0.1, 0.1)
 
 
