@@ -67,7 +67,7 @@ class Rollouts:
         self._url = sampler_url
         self._state = Path(state)
         self._stack = AsyncExitStack()  # for the life of the process, whose end also ends the sandboxes
-        self._opened: Rollout[Task] | None = None
+        self._opened: tuple[Rollout[Task], World] | None = None
         self._finished = FinishedTrials(Path(finished))
         self._streams: dict[str, Admitted] = {}
         self._step = 0
@@ -91,7 +91,7 @@ class Rollouts:
             {"metrics": series of the step, "cursor": where the data cursor stands afterwards, "unfinished": records of
             what this step passed over}
         """
-        rollout = await self._open()
+        rollout, world = await self._open()
         self._step, self._reused = step, 0
         self._finished.forget_before(step - 1)
         at = Cursor(**cursor)
@@ -119,11 +119,11 @@ class Rollouts:
             "unfinished": [trial.record() for trial in result.unfinished],
         }
 
-    async def _open(self) -> Rollout[Task]:
+    async def _open(self) -> tuple[Rollout[Task], World]:
         if self._opened is None:
             config, barrier = self._config, Barrier()
             world = await self._stack.enter_async_context(open_world(config, self._checkpoint, self._url, self._state))
-            self._opened = Rollout(
+            rollout = Rollout(
                 campaign=self._campaign,
                 config=config.rollout,
                 run_trial=partial(self._run, world, barrier),
@@ -131,6 +131,7 @@ class Rollouts:
                 group=config.ppo.group_size,
                 finished=self._finished,
             )
+            self._opened = rollout, world
         return self._opened
 
     async def _run(self, world: World, barrier: Barrier, attempt: Attempt[Task]) -> Trial:

@@ -75,7 +75,7 @@ class Leg:
 
     @asynccontextmanager
     async def world(self, *_: object) -> AsyncIterator[Any]:
-        yield SimpleNamespace(tokenizer=ByteTokenizer(), run=self.run)
+        yield SimpleNamespace(tokenizer=ByteTokenizer(), run=self.run, backend=SimpleNamespace(counts={}))
 
     async def run(self, attempt: Attempt[Task], *_: object, **__: object) -> Trial:
         self.served.append(attempt.task.ref.task_id)
