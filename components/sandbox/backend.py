@@ -122,7 +122,7 @@ class ZygoteBackend:
             become_uid: drops root first (for tests of that path).
         """
         owner = leases.current_owner()
-        backend = cls(isolation, state_dir, f"{owner.pid}-{secrets.token_hex(4)}", images, admission)
+        backend = cls(isolation, state_dir, leases.new_lease(owner), images, admission)
         lease = leases.record(state_dir / "leases", backend.lease, owner)
         backend._heartbeat = leases.Heartbeat(lease, state_dir / "boxes")
         backend._heartbeat.start()

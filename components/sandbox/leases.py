@@ -11,6 +11,8 @@ import contextlib
 import json
 import logging
 import os
+import re
+import secrets
 import shutil
 import signal
 import threading
@@ -23,6 +25,7 @@ from components.sandbox.zygote import cgroups
 log = logging.getLogger(__name__)
 
 SWEEP_PATIENCE_S = 2.0
+LEASE = re.compile(r"(\d+)-(\d+)-(\d+)-[0-9a-f]{8}")
 HEARTBEAT_S = 15.0
 SWEEP_EVERY = 20
 """Heartbeats between two sweeps of a living backend: what others left does not wait for the next one to open."""
@@ -56,6 +59,11 @@ def current_owner() -> Owner:
     assert started is not None
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return Owner(pid, started, boot, os.stat("/proc/self/ns/pid").st_ino)
+
+
+def new_lease(owner: Owner) -> str:
+    """A name that tells its owner, for the control groups of this boot."""
+    return f"{owner.pid}-{owner.started}-{owner.pid_namespace}-{secrets.token_hex(4)}"
 
 
 def is_orphan(owner: Owner, observer: Owner, silent_s: float) -> bool:
@@ -96,6 +104,9 @@ def sweep(folder: Path, boxes: Path) -> list[str]:
             shutil.rmtree(boxes / path.stem, ignore_errors=True)
             path.unlink(missing_ok=True)
             swept.append(path.stem)
+    for lease in _ownerless_groups(observer):  # of leases that were lost with their folder
+        if remove_groups(lease):
+            swept.append(lease)
     for path in folder.glob("*.tmp"):  # of one who was killed before its lease stood
         with contextlib.suppress(FileNotFoundError):
             if time.time() - path.stat().st_mtime > STALE_S:
@@ -103,6 +114,20 @@ def sweep(folder: Path, boxes: Path) -> list[str]:
     if swept:
         log.warning("removed what %d ended sandbox backend(s) left: %s", len(swept), ", ".join(swept))
     return swept
+
+
+def _ownerless_groups(observer: Owner) -> list[str]:
+    """Leases whose control groups are left, of whatever folder, by owners that have certainly ended."""
+    hierarchies = cgroups.find() if os.geteuid() == 0 else None
+    if hierarchies is None:
+        return []
+    found = {path.name for root in hierarchies.roots.values() for path in Path(root, cgroups.FAMILY).iterdir()}
+    names = [match for match in map(LEASE.fullmatch, sorted(found)) if match is not None]
+    return [
+        match[0]
+        for match in names
+        if is_orphan(Owner(int(match[1]), int(match[2]), observer.boot, int(match[3])), observer, 0.0)
+    ]
 
 
 class Heartbeat:

@@ -12,7 +12,7 @@ from components.sandbox.store import BaseImage, ImageStore
 
 PROGRAMS = (
     "bash", "cat", "chmod", "chown", "cp", "env", "grep", "head", "id", "ln", "ls", "mkdir", "mv", "readlink", "rm",
-    "seq", "sleep", "stat", "touch", "true",
+    "seq", "sleep", "stat", "tar", "touch", "true", "wc",
 )  # fmt: skip
 NAME = "longshell/small:1"
 USERS = "root:x:0:0:root:/root:/bin/bash\nworker:x:1000:1000::/home/worker:/bin/bash\n"

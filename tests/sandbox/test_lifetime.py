@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -16,10 +17,12 @@ import pytest
 
 from components.config.rollout import SandboxConfig
 from components.errors import ConfigError, FaultCause, InfraFault
-from components.sandbox import SandboxSpec, ZygoteBackend, backend, channel, leases, open_backend
+from components.sandbox import ImageSpec, SandboxSpec, ZygoteBackend, backend, channel, leases, open_backend
+from components.sandbox.store import ImageStore
 from components.sandbox.zygote import cgroups
 from tests.conformance.sandbox_suite import sh
 from tests.sandbox.conftest import SMALL, needs_root
+from tests.sandbox.small_root import NAME, small_base
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 REPOSITORY = Path(__file__).parents[2]
@@ -35,6 +38,26 @@ async def main():
         await box.exec(["bash", "-c", f"(setsid sleep {sys.argv[3]} &) ; echo x"], timeout_s=10)
     print(backend.lease, backend._process.pid, flush=True)
     await asyncio.sleep(60)
+asyncio.run(main())
+"""
+BUSY = """
+import asyncio, itertools, sys
+from pathlib import Path
+from components.config import SandboxConfig
+from components.sandbox import ImageSpec, RunStep, SandboxSpec, open_backend
+state, images, mark, name = sys.argv[1:]
+async def work(backend, worker):
+    for turn in itertools.count():
+        image = ImageSpec(name, steps=(RunStep(f"seq 9999 > /app/{worker}.{turn}", "/app", {}, 2),))
+        box = await backend.start(SandboxSpec(image=image, memory_mb=64, disk_mb=8))
+        await box.exec(["bash", "-c", f"sleep {mark} & echo x"], timeout_s=10)
+        saved = await box.snapshot()
+        await (await box.fork_view()).stop()
+        await backend.forget(saved)
+        await box.stop()
+async def main():
+    backend = await open_backend(SandboxConfig(images=images, min_free_mb=0), Path(state))
+    await asyncio.gather(*(work(backend, worker) for worker in range(3)))
 asyncio.run(main())
 """
 
@@ -183,6 +206,73 @@ async def test_the_zygote_s_death_is_a_fault_for_everyone_and_ends_every_box(tmp
     await opened.close()
     assert not groups_of(opened.lease)
     assert not list((tmp_path / "leases").iterdir())
+
+
+@pytest.mark.nightly
+@needs_root
+@pytest.mark.parametrize("seed", range(12))
+async def test_whenever_a_manager_is_killed_the_next_pass_leaves_nothing(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    images, mark = tmp_path / "images", f"85{os.getpid()}{seed}.5"
+    images.mkdir()
+    small_base(ImageStore(images), tmp_path)
+    manager = subprocess.Popen(
+        [sys.executable, "-c", BUSY, str(tmp_path), str(images), mark, NAME],
+        cwd=REPOSITORY, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert manager.stdout is not None
+    while not any((tmp_path / "leases").glob("*")) and manager.poll() is None:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(chance.uniform(0, 2.5) ** 2 / 2.5)
+    zygotes = [int(path.name) for path in Path("/proc").glob("[0-9]*") if _parent(path) == manager.pid]
+    if zygotes and chance.random() < 0.5:
+        os.kill(manager.pid, signal.SIGSTOP)
+        os.kill(chance.choice(zygotes), signal.SIGKILL)
+    manager.kill()
+    manager.wait()
+    assert eventually(lambda: not running(mark))
+    for path in (tmp_path / "leases").glob("*.tmp"):
+        os.utime(path, (0, 0))
+    opened = await open_backend(SandboxConfig(images=str(images), min_free_mb=0), tmp_path)
+    box = await opened.start(SandboxSpec(image=ImageSpec(NAME), memory_mb=64, disk_mb=8))
+    await box.stop()
+    await opened.close()
+    left = [*(tmp_path / "leases").iterdir(), *(tmp_path / "boxes").iterdir(), *(images / "layers").glob(".*")]
+    assert left == []
+    hierarchies = cgroups.find()
+    assert hierarchies is not None
+    families = [Path(group).parent for group in hierarchies.groups("any")]
+    assert eventually(lambda: not [left for family in families for left in family.glob(f"{manager.pid}-*")])
+    assert not running(mark)
+
+
+def _parent(process: Path) -> int:
+    try:
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+@needs_root
+async def test_groups_whose_lease_was_lost_with_its_folder_are_swept_by_anybody(tmp_path: Path) -> None:
+    me = leases.current_owner()
+    hierarchies = cgroups.find()
+    if hierarchies is None:
+        pytest.skip("no control groups here")
+    lost = leases.new_lease(leases.Owner(me.pid, me.started - 1, me.boot, me.pid_namespace))
+    kept = [
+        leases.new_lease(me),
+        leases.new_lease(leases.Owner(me.pid, me.started - 1, me.boot, me.pid_namespace + 1)),
+    ]
+    for lease in (lost, *kept):
+        cgroups.open_lease(hierarchies, lease)
+    try:
+        assert lost in leases.sweep(tmp_path / "leases", tmp_path / "boxes")
+        assert not groups_of(lost)
+        assert all(groups_of(lease) for lease in kept)
+    finally:
+        for lease in kept:
+            cgroups.remove(hierarchies.groups(lease))
 
 
 async def test_a_box_that_dies_is_a_fault_and_leaves_the_others(root_backend: ZygoteBackend) -> None:

@@ -143,6 +143,7 @@ async def test_an_image_is_built_once_by_whoever_asks_first_in_this_process_or_a
     await other.close()
 
 
+@pytest.mark.nightly
 async def test_a_killed_builder_leaves_nothing_and_the_next_one_builds(images: Path, tmp_path: Path) -> None:
     mark = f"86{os.getpid()}.5"
     image(tmp_path / "environment", f"RUN echo whole > /app/f; sleep {mark} && true")

@@ -7,6 +7,7 @@ kernel kill every box (parent-death signal). The zygote itself only forks, waits
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import platform
@@ -59,6 +60,7 @@ class Zygote:
         self._boxes: dict[str, Box] = {}
         self._busy_groups: list[str] = []
         self._tools: build.Tools | None = None
+        self._lease_groups: cgroups.Hierarchies | None = None
         self._poll = select.poll()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -80,6 +82,7 @@ class Zygote:
             kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # a change of user hides /proc/self from its new owner
         hierarchies = cgroups.find() if privileged else None
         if hierarchies is not None:
+            self._lease_groups = hierarchies
             cgroups.open_lease(hierarchies, settings.lease)
         if not privileged:
             userland.become_namespace_root()
@@ -92,6 +95,7 @@ class Zygote:
         mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY)
         filters = seccomp.assemble(platform.machine()) if seccomp.supported() else None
         self._tools = build.Tools(land, mounts, last_capability, filters)
+        self._lease_groups = land.hierarchies
         limits = "rlimit" if hierarchies is None else f"cgroup v{hierarchies.version}"
         return {"limits": limits, "seccomp": filters is not None}
 
@@ -115,7 +119,7 @@ class Zygote:
                 if received is None:
                     break
                 self._handle(*received)
-        self._end_all()
+        self.end_all()
 
     def _handle(self, body: wire.Body, fds: list[int]) -> None:
         """The boundary at which a box that cannot be started becomes an answer."""
@@ -306,14 +310,15 @@ class Zygote:
             shutil.rmtree(box.folder, ignore_errors=True)
         self._tell({"gone": name, "exit": code})
 
-    def _end_all(self) -> None:
+    def end_all(self) -> None:
+        """Every box, and the groups that held them."""
         for box in self._boxes.values():
             self._kill(box)
         while self._boxes or self._busy_groups:
             self._poll.poll(20)
             self._reap()
-        if self._tools is not None and self._tools.userland.hierarchies is not None:
-            cgroups.remove(self._tools.userland.hierarchies.groups(self._settings.lease))
+        if self._lease_groups is not None:
+            cgroups.remove(self._lease_groups.groups(self._settings.lease))
 
 
 def _ignore_pristine(root: str) -> Callable[[str, list[str]], list[str]]:
@@ -332,7 +337,13 @@ def main(control_fd: int) -> None:
     try:
         report = zygote.prepare()
     except OSError as error:
-        wire.send(manager, {"error": str(error)})
+        zygote.end_all()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            wire.send(manager, {"error": str(error)})
         sys.exit(1)
-    wire.send(manager, {"ready": report})
+    try:
+        wire.send(manager, {"ready": report})
+    except (BrokenPipeError, ConnectionResetError):  # it was killed, and perhaps swept: what came since is ours
+        zygote.end_all()
+        return
     zygote.serve()

@@ -1,8 +1,8 @@
 """A Harbor environment over our sandboxes: `harbor run --environment-import-path` of the class below.
 
-Runs in Harbor's own Python (≥ 3.12), which finds this project by PYTHONPATH, and is imported by nothing of ours. Every
-trial has a backend of its own, which ends with it and with Harbor. Arguments (`--ek name=value`) are keys of
-`SandboxConfig`, and `state`, a folder for what a backend keeps.
+Runs in Harbor's own Python (≥ 3.12), which finds this project by PYTHONPATH, with pyte and wcwidth beside it, and is
+imported by nothing of ours. Every trial has a backend of its own, which ends with it and with Harbor. Arguments
+(`--ek name=value`) are keys of `SandboxConfig`, and `state`, a folder for what a backend keeps.
 
 Invariant: what a task asks for is given, or its start is refused: CPUs and memory as limits, the network by Harbor's
 policy (`public` is every host that the proxy allows for `*`).

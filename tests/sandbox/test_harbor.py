@@ -1,0 +1,85 @@
+"""A real Harbor runs a task in our boxes: `make nightly`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from components.sandbox.store import ImageStore
+from tests.harness.harbor_installed import installed
+from tests.sandbox.conftest import needs_root
+from tests.sandbox.small_root import NAME, small_base
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200), needs_root]
+REPOSITORY = Path(__file__).parents[2]
+NEEDED = ("pyte", "wcwidth")
+"""What our sandboxes import and Harbor does not bring."""
+FILES = {
+    "task.toml": 'version = "1.0"\n[agent]\ntimeout_sec = 60.0\n[verifier]\ntimeout_sec = 60.0\n'
+    '[environment]\ncpus = 1\nmemory = "256M"\nstorage = "256M"\n',
+    "instruction.md": "Write the number of lines of poem.txt to /app/count.\n",
+    "environment/Dockerfile": f"FROM {NAME}\nWORKDIR /app\nCOPY poem.txt .\nRUN wc -l < poem.txt > /usr/bin/lines\n",
+    "environment/poem.txt": "one\ntwo\n",
+    "solution/solve.sh": "#!/bin/bash\nwc -l < poem.txt > count\n",
+    "tests/test.sh": '#!/bin/bash\n[ "$(cat /app/count)" = "$(cat /usr/bin/lines)" ] && r=1 || r=0\n'
+    "echo $r > /logs/verifier/reward.txt; [ ! -e /usr/bin/python3 ] || echo 0 > /logs/verifier/reward.txt\n",
+}
+
+
+def beside(harbor: Path) -> Path:
+    """A folder with what Harbor's Python lacks, in the versions that we pin; made once."""
+    folder = REPOSITORY / "var" / "beside-harbor"
+    pins = re.findall(rf"^(?:{'|'.join(NEEDED)})==\S+", (REPOSITORY / "constraints.txt").read_text(), re.MULTILINE)
+    assert len(pins) == len(NEEDED)
+    if not all((folder / name).is_dir() for name in NEEDED):
+        argv = [
+            str(harbor / "bin" / "python"),
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--target",
+            str(folder),
+            *pins,
+        ]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"{pins} cannot be installed here: {done.stderr[-300:]}")
+    return folder
+
+
+@pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), ("nop", 0.0)])
+def test_harbor_gives_the_known_reward_in_our_boxes_by_import_path(tmp_path: Path, agent: str, reward: float) -> None:
+    harbor = installed()
+    images = tmp_path / "images"
+    images.mkdir()
+    small_base(ImageStore(images), tmp_path)
+    for name, text in FILES.items():
+        path = tmp_path / "count-lines" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    argv = [
+        str(harbor / "bin" / "harbor"), "run", "-p", str(tmp_path / "count-lines"), "-a", agent,
+        "--environment-import-path", "components.sandbox.harbor:LongshellEnvironment",
+        "--ek", f"images={images}", "--ek", f"state={tmp_path / 'state'}",
+        "-o", str(tmp_path / "jobs"), "--job-name", "run",
+    ]  # fmt: skip
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{REPOSITORY}:{beside(harbor)}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HARBOR_TELEMETRY": "0",
+    }
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = (tmp_path / "jobs" / "run").glob("*/result.json")
+    trial = json.loads(result.read_text())
+    assert trial["exception_info"] is None
+    assert trial["verifier_result"]["rewards"] == {"reward": reward}
+    assert not list((tmp_path / "state" / "leases").iterdir())
