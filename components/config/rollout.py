@@ -107,11 +107,27 @@ class HarnessConfig(Section):
         return problems
 
 
+class DockerConfig(Section):
+    """The engine of `sandbox.backend: docker`."""
+
+    host: str = Field("unix:///var/run/docker.sock", pattern=r"^(unix:///.|tcp://.+:\d+$)")
+    """A socket here, or a machine that is reached over a network of its own (an ssh tunnel): tcp is not encrypted."""
+    image: str = "debian:12"
+    """What tasks without an image start from. Any that has bash; the engine has it or pulls it."""
+    prewarm: int = Field(0, ge=0)
+    """Started boxes that are kept ready, of each kind that is in use."""
+    build_network: str = "none"
+    """The engine's network for what a Dockerfile's RUN runs: `none`, `default`, `host`, or one that was made for it."""
+    box_ttl_s: float = Field(86_400.0, gt=0)
+    """A box whose backend was opened longer ago is removed by whoever sweeps the engine next."""
+
+
 class SandboxConfig(Section):
     """Where commands run (design 6)."""
 
-    backend: Literal["auto", "namespace", "process"] = "auto"
-    """`auto` takes the strongest that works here and says which; `process` has no isolation at all."""
+    backend: Literal["auto", "namespace", "docker", "process"] = "auto"
+    """`auto` takes the strongest that works here without an engine, and says which; `process` has no isolation."""
+    docker: DockerConfig = DockerConfig()
     allow_unisolated: bool = False
     """Must be set before `process` is used. Every run then warns."""
     cpus: float = Field(1.0, gt=0)
@@ -143,6 +159,10 @@ class SandboxConfig(Section):
             problems.append("a network of `proxy` reaches nobody without hosts")
         if self.hosts and not proxied:
             problems.append("hosts are named, and no network is `proxy`")
+        if self.backend == "docker" and (proxied or self.images is not None):
+            problems.append(
+                "on a docker engine there is no network of `proxy` (builds have docker.build_network) and no "
+            )
         if self.images is not None and not self.images.startswith("/"):
             problems.append(f"images must be an absolute path, not {self.images!r}")
         if problems:

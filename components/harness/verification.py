@@ -39,8 +39,10 @@ shift
 """
 """/logs goes whole, it could be a link of the agent's. A working directory that the agent removed is empty, not absent:
 its assertions then fail, instead of the verifier."""
-START = f'PYTHONPATH="{TOOLS}${{PYTHONPATH:+:$PYTHONPATH}}" exec "$0" --noprofile --norc {TEST_SCRIPT}'
-"""The image, or the task for its verifier, may have a PYTHONPATH of its own."""
+START = f'export PYTHONPATH="{TOOLS}${{PYTHONPATH:+:$PYTHONPATH}}"; . {TEST_SCRIPT}'
+"""The image, or the task for its verifier, may have a PYTHONPATH of its own. The script is read by this very bash, and
+not by another: what keeps programs from looking into it may hold for the one that was started, and for none it starts.
+"""
 CONTROL_S = 60.0
 """Deadline of each control-plane call around the tests themselves."""
 MAX_REPORT_BYTES = 4 << 20
@@ -94,7 +96,7 @@ async def verify_result(sandbox: Sandbox, task: TrialTask, *, timeout_s: float, 
         await _lay_out(view, tests, workdir)
         nonce = secrets.token_hex(16)
         result = await view.exec(
-            [view.shell, "--noprofile", "--norc", "-c", START, view.shell],
+            [view.shell, "--noprofile", "--norc", "-c", START, TEST_SCRIPT],
             timeout_s=timeout_s,
             cwd=workdir,
             env=task.verifier_env,

@@ -447,6 +447,15 @@ async def _open_and_try(isolation: str, state_dir: Path, images: Path | None, ad
     return backend
 
 
+async def _open_docker(config: SandboxConfig, state_dir: Path) -> SandboxBackend:
+    try:
+        from components.sandbox.docker import open_docker  # the SDK is there for those who ask for it
+    except ModuleNotFoundError as error:
+        problem = f"sandbox.backend=docker needs the docker SDK: pip install 'longshell[docker]' ({error})"
+        raise ConfigError([problem], "sandbox") from error
+    return await open_docker(config, state_dir)
+
+
 async def open_backend(config: SandboxConfig, state_dir: Path) -> SandboxBackend:
     """The strongest backend that works here, tried by starting a box; says which it is and why not a stronger one."""
     if config.backend == "process" and not config.allow_unisolated:
@@ -455,6 +464,8 @@ async def open_backend(config: SandboxConfig, state_dir: Path) -> SandboxBackend
         )
     state_dir = state_dir.resolve()
     state_dir.mkdir(parents=True, exist_ok=True)
+    if config.backend == "docker":
+        return await _open_docker(config, state_dir)
     images = None if config.images is None else Path(config.images)
     await asyncio.to_thread(leases.sweep, state_dir / "leases", state_dir / "boxes")
     await asyncio.to_thread(ImageStore(images or state_dir / "images").sweep)

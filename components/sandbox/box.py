@@ -31,6 +31,7 @@ from components.sandbox.contract import (
     SandboxSpec,
 )
 from components.sandbox.image import CopyStep, FileEntry, RunStep, normal_path, plain_user, read_tree
+from components.sandbox.line import LocalLine
 from components.sandbox.proxy import BoxProxy
 from components.sandbox.store import ImageStore, Stack
 from components.sandbox.terminal import PtyTerminal, shell_environment
@@ -295,7 +296,7 @@ class Box:
             _, (master,) = await channel.request(body, timeout_s=OPERATION_S)
         except OSError as error:
             raise InfraFault(FaultCause.SANDBOX, f"{self.id}: no terminal: {error}") from error
-        terminal = PtyTerminal(master, exited, key, rows=rows, columns=columns, echo=echo)
+        terminal = PtyTerminal(LocalLine(master), exited, key, rows=rows, columns=columns, echo=echo)
         self._terminals.append(terminal)
         if not await terminal.settle(FIRST_PROMPT_S, at_prompt=True):
             raise InfraFault(FaultCause.SANDBOX, f"{self.id}: the shell showed no prompt in {FIRST_PROMPT_S:g} s")

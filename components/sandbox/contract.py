@@ -194,7 +194,7 @@ class Sandbox(Protocol):
 
     @property
     def isolation(self) -> str:
-        """`namespace/root`, `namespace/unprivileged` or `process`: recorded with every trial."""
+        """`namespace/root`, `namespace/unprivileged`, `docker` or `process`: recorded with every trial."""
         ...
 
     async def exec(

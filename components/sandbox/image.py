@@ -69,6 +69,8 @@ class ImageSpec:
     """Who the programs of its boxes are (those of views are root's)."""
     line: int = 1
     """Where the Dockerfile names the base."""
+    context: Path | None = None
+    """The folder with the Dockerfile, for an engine, which builds from that and not from the steps."""
 
 
 def steps_digest(steps: Iterable[CopyStep | RunStep], start: str) -> str:
@@ -318,4 +320,6 @@ def read_dockerfile(environment_dir: Path) -> ImageSpec:
         reader.problems.append("Dockerfile has no FROM")
     if reader.problems:
         raise TaskError(str(environment_dir), reader.problems)
-    return ImageSpec(reader.base, reader.workdir, reader.env, tuple(reader.steps), user=reader.user, line=reader.line)
+    return ImageSpec(
+        reader.base, reader.workdir, reader.env, tuple(reader.steps), reader.user, reader.line, environment_dir
+    )

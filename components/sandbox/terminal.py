@@ -1,4 +1,4 @@
-"""The manager's side of a terminal in a box: a pty master read from the event loop.
+"""The manager's side of a terminal in a box: what its line tells, as text.
 
 The shell's prompts end in a private OSC sequence, so "back at the prompt, all output read" is an event in the stream,
 not a guess. The sequence's key is known to programs of the box; it paces the harness and decides nothing else.
@@ -8,15 +8,11 @@ Invariant: memory is bounded whatever the programs write, and so is the share of
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
 import re
-import struct
-import termios
+from typing import Any
 
 from components.errors import InfraFault
-from components.sandbox.capture import HeadTail
-from components.sandbox.channel import Reply
+from components.sandbox.line import Line
 from components.sandbox.pane import Pane
 from components.sandbox.screen import (
     TAIL_BYTES,
@@ -26,12 +22,11 @@ from components.sandbox.screen import (
     split_incomplete,
     without_alternate,
 )
+from components.sandbox.zygote.headtail import HeadTail
 
 KEPT_BYTES = 1 << 18
-READS_PER_TURN = 16
 FLOOD_BYTES = 16 << 20
-FLOOD_PAUSE_S = 0.05
-"""Past FLOOD_BYTES unseen, one turn of reads every FLOOD_PAUSE_S: the program waits, as on a slow terminal."""
+"""So much unseen is more than is wanted for now."""
 QUIET_S = 0.04
 """Silence that counts as settled where lines typed and prompts shown do not match (a program read some of them)."""
 SEND_PATIENCE_S = 5.0
@@ -39,7 +34,6 @@ SEND_PATIENCE_S = 5.0
 PARTIAL_BYTES = 63
 DRAWN_AT_ONCE_BYTES = 1 << 14
 """Drawing takes a second a megabyte: more than this is drawn beside the event loop."""
-TIOCGPTPEER = 0x5441
 INTERRUPTS = "\x03\x1a\x1c"
 
 
@@ -58,10 +52,9 @@ class PtyTerminal:
     """One shell; see the protocol `Terminal`."""
 
     def __init__(
-        self, master: int, exited: asyncio.Future[Reply], key: str, *, rows: int, columns: int, echo: bool
+        self, line: Line, exited: asyncio.Future[Any], key: str, *, rows: int, columns: int, echo: bool
     ) -> None:
-        self._master = master
-        self._slave = fcntl.ioctl(master, TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        self._line = line
         self._rows, self._columns, self._echo = rows, columns, echo
         self._event = re.compile(rb"\x1b\]777;%s;[12]\x07|\x1b\[\?(?:1049|1047|47)([hl])" % key.encode())
         self._recent = HeadTail(KEPT_BYTES)
@@ -74,50 +67,31 @@ class PtyTerminal:
         self._prompted = False
         self._unanswered = 0
         self._half_line = False
-        self._shell_group: int | None = None
         self._last_activity = 0.0
         self._idle_since: float | None = None
         self._wake: asyncio.Future[None] | None = None
         self._fault: InfraFault | None = None
         self._open = True
-        self._paused: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        os.set_blocking(master, False)
-        self._loop.add_reader(master, self._readable)
+        line.open(self._take, self._hang_up)
         exited.add_done_callback(self._shell_ended)
 
     @property
     def alive(self) -> bool:
         return self._open
 
-    def _readable(self) -> None:
-        for _ in range(READS_PER_TURN):
-            try:
-                data = os.read(self._master, 1 << 16)
-            except BlockingIOError:
-                return
-            except OSError:  # EIO: every program has closed it
-                self._hang_up()
-                return
-            self._take(data)
-        if self._unseen > FLOOD_BYTES and self._open:
-            self._loop.remove_reader(self._master)
-            self._paused = self._loop.call_later(FLOOD_PAUSE_S, self._resume)
-
-    def _resume(self) -> None:
-        self._paused = None
-        if self._open:
-            self._loop.add_reader(self._master, self._readable)
-
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes) -> bool:
         self._recent.add(data)
         self._unseen += len(data)
         self._last_activity = self._loop.time()
         self._tail += data
         if len(self._tail) > 2 * TAIL_BYTES:
             del self._tail[:-TAIL_BYTES]
-        if b"\x1b" not in data and not self._carry:
-            return
+        if b"\x1b" in data or self._carry:
+            self._scan(data)
+        return self._unseen > FLOOD_BYTES
+
+    def _scan(self, data: bytes) -> None:
         scanned = self._carry + data
         end = 0
         for event in self._event.finditer(scanned):
@@ -133,41 +107,26 @@ class PtyTerminal:
         self._prompted = True
         self._half_line = False
         self._unanswered = max(0, self._unanswered - 1)
-        if self._shell_group is None:
-            self._shell_group = os.tcgetpgrp(self._master)
-        if not self._echo:
-            self._silence()
+        self._line.prompted(silent=not self._echo)
         self._wake_up()
-
-    def _silence(self) -> None:
-        """A program that restored the terminal's modes also restored its echo."""
-        attributes = termios.tcgetattr(self._slave)
-        if attributes[3] & termios.ECHO:
-            attributes[3] &= ~termios.ECHO
-            termios.tcsetattr(self._slave, termios.TCSANOW, attributes)
 
     def _wake_up(self) -> None:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
-    def _shell_ended(self, exited: asyncio.Future[Reply]) -> None:
+    def _shell_ended(self, exited: asyncio.Future[Any]) -> None:
         error = None if exited.cancelled() else exited.exception()
         if isinstance(error, InfraFault):
             self._fault = error
         if self._open and error is None:
-            self._readable()
+            self._line.drain()
         self._hang_up()
 
     def _hang_up(self) -> None:
         if not self._open:
             return
         self._open = False
-        if self._paused is not None:
-            self._paused.cancel()
-        self._loop.remove_reader(self._master)
-        self._loop.remove_writer(self._master)
-        os.close(self._master)
-        os.close(self._slave)
+        self._line.close()
         self._wake_up()
 
     def _check(self) -> None:
@@ -189,38 +148,21 @@ class PtyTerminal:
         else:
             self._half_line = True
         self._last_activity = self._loop.time()
-        data = memoryview(keystrokes.encode(errors="surrogateescape"))
-        deadline = self._loop.time() + SEND_PATIENCE_S
-        while data and self._open:
-            try:
-                data = data[os.write(self._master, data) :]
-            except BlockingIOError:
-                if self._loop.time() > deadline:
-                    return
-                await self._writable(deadline)
+        await self._line.write(keystrokes.encode(errors="surrogateescape"), SEND_PATIENCE_S)
 
-    async def _writable(self, deadline: float) -> None:
-        ready: asyncio.Future[None] = self._loop.create_future()
-        self._loop.add_writer(self._master, lambda: None if ready.done() else ready.set_result(None))
-        try:
-            await asyncio.wait([ready], timeout=max(0.0, deadline - self._loop.time()))
-        finally:
-            if self._open:
-                self._loop.remove_writer(self._master)
-
-    def _at_prompt(self) -> bool:
+    async def _at_prompt(self) -> bool:
         if not self._prompted:
             return False
         if self._unanswered == 0 and not self._half_line:
             return True
-        return self._idle_for(QUIET_S)
+        return await self._idle_for(QUIET_S)
 
-    def _idle_for(self, seconds: float) -> bool:
+    async def _idle_for(self, seconds: float) -> bool:
         """Whether the shell has had nothing to read and nothing in front of it, in silence, for so long.
 
         Seen over an interval because the tty's state is fresh where its output may still be on its way to us.
         """
-        if self._input_waiting() > 0 or os.tcgetpgrp(self._master) != self._shell_group:
+        if not await self._line.is_idle():
             self._idle_since = None
             return False
         now = self._loop.time()
@@ -228,17 +170,13 @@ class PtyTerminal:
             self._idle_since = now
         return now - self._idle_since >= seconds
 
-    def _input_waiting(self) -> int:
-        waiting = fcntl.ioctl(self._slave, termios.FIONREAD, bytes(4))
-        return int(struct.unpack("i", waiting)[0])
-
     async def settle(self, duration_s: float, *, at_prompt: bool) -> bool:
         deadline = self._loop.time() + duration_s
         while True:
             self._check()
             if not self._open:
                 return False
-            if at_prompt and self._at_prompt():
+            if at_prompt and await self._at_prompt():
                 self._unanswered = 0
                 return True
             left = deadline - self._loop.time()

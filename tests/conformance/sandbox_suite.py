@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from components.errors import FaultCause, InfraFault
-from components.sandbox import CopyStep, FileEntry, ImageSpec, RunStep, Sandbox, SandboxBackend, SandboxSpec
+from components.sandbox import FileEntry, ImageSpec, Sandbox, SandboxBackend, SandboxSpec, read_dockerfile
 
 SPEC = SandboxSpec(memory_mb=192, disk_mb=16, pids=64, files={"/app/start.txt": b"started\n"}, env={"COLOUR": "green"})
 
@@ -20,6 +20,14 @@ async def sh(box: Sandbox, script: str, timeout_s: float = 20.0) -> tuple[int | 
     """Exit code and output of a shell script in the box."""
     result = await box.exec(["bash", "-c", script], timeout_s=timeout_s)
     return result.exit_code, result.output.decode(errors="replace")
+
+
+def read_image(folder: Path, *lines: str, **files: str) -> ImageSpec:
+    """The image of a Dockerfile in a folder with these files."""
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    (folder / "Dockerfile").write_text("\n".join(lines) + "\n")
+    return read_dockerfile(folder)
 
 
 class SandboxSuite:
@@ -226,16 +234,9 @@ class SandboxSuite:
         assert await sh(box, "cat answer") == (0, "answer\n")
         await box.stop()
 
-    async def test_an_image_is_brought_up_in_order(self, backend: SandboxBackend) -> None:
-        image = ImageSpec(
-            base="ubuntu:24.04",
-            env={"WHO": "image"},
-            steps=(
-                CopyStep({"/app/a": FileEntry(b"1\n")}),
-                RunStep("cat a > b && echo $WHO >> b", "/app", {"WHO": "image"}, 3),
-                CopyStep({"/app/a": FileEntry(b"2\n")}),
-            ),
-        )
+    async def test_an_image_is_brought_up_in_order(self, backend: SandboxBackend, tmp_path: Path) -> None:
+        lines = ("FROM debian:12", "WORKDIR /app", "ENV WHO=image", "COPY one a", "RUN cat a > b && echo $WHO >> b")
+        image = read_image(tmp_path, *lines, "COPY two a", one="1\n", two="2\n")
         spec = SandboxSpec(image=image, memory_mb=192, disk_mb=16, setup=("echo setup > c",))
         first, second = await asyncio.gather(backend.start(spec), backend.start(spec))
         for box in (first, second):
@@ -244,9 +245,11 @@ class SandboxSuite:
         assert await sh(first, "cat a b c; echo $WHO") == (0, "2\n1\nimage\nsetup\nimage\n")
         await asyncio.gather(first.stop(), second.stop())
 
-    async def test_a_failing_image_is_an_image_fault_that_names_its_line(self, backend: SandboxBackend) -> None:
-        image = ImageSpec(base="x", steps=(RunStep("echo because; exit 7", "/app", {}, 12),))
-        with pytest.raises(InfraFault, match=r"line 12.*exited 7.*because") as caught:
+    async def test_a_failing_image_is_an_image_fault_that_names_its_line(
+        self, backend: SandboxBackend, tmp_path: Path
+    ) -> None:
+        image = read_image(tmp_path, "FROM debian:12", "# a comment", "", "RUN echo because; exit 7")
+        with pytest.raises(InfraFault, match=r"(?s)line 4.*exited 7.*because") as caught:
             await backend.start(SandboxSpec(image=image, memory_mb=128, disk_mb=8))
         assert caught.value.cause is FaultCause.IMAGE
 

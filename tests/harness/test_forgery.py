@@ -1,4 +1,4 @@
-"""Agents that would rather write their own verdict, in a real namespace: the verdict is the true one, and it shows.
+"""Agents that would rather write their own verdict, in real boxes: the verdict is the true one, and it shows.
 
 What the agent has really done is always the same half: `there` holds, `word` and `program` do not.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from components.errors import FaultCause
 from components.harness import verify_result
 from components.records import AssertionOutcome
 from components.sandbox import FileEntry, SandboxBackend, SandboxSpec, open_backend, read_tree
+from tests import dockerd
 from tests.harness.parts import PlainTask
 from tests.sandbox.conftest import needs_root
 
@@ -24,7 +26,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_root]  # without r
 PASSED, FAILED, _, _, NOT_RUN = AssertionOutcome
 
 PACKAGES = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
-LEXERS = ("__init__", "_mapping", "python", "diff")
+COLOURS = {"lexers": ("__init__", "_mapping", "python", "diff"), "styles": ("__init__", "_mapping", "default")}
 SITE = "/usr/lib/python3/dist-packages"
 
 
@@ -34,9 +36,13 @@ def system() -> dict[str, FileEntry]:
     for name in PACKAGES:
         folder = Path(importlib.util.find_spec(name).origin).parent
         found = read_tree(folder, f"{SITE}/{name}").items()
-        entries |= {path: entry for path, entry in found if "__pycache__" not in path and "/styles/" not in path}
+        entries |= {path: entry for path, entry in found if "__pycache__" not in path}
     entries[f"{SITE}/py.py"] = FileEntry(Path(importlib.util.find_spec("py").origin).read_bytes())
-    return {path: entry for path, entry in entries.items() if "/lexers/" not in path or Path(path).stem in LEXERS}
+    return {
+        path: entry
+        for path, entry in entries.items()
+        if Path(path).stem in COLOURS.get(Path(path).parent.name, (Path(path).stem,))
+    }
 
 
 PLAIN = SandboxSpec(memory_mb=96, disk_mb=16)
@@ -183,11 +189,20 @@ PLAIN_ATTACKS = {
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SandboxBackend]:
-    opened = await open_backend(SandboxConfig(), tmp_path_factory.mktemp("forgery"))
-    yield opened
-    await opened.close()
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=["namespace", pytest.param("docker", marks=[pytest.mark.nightly, dockerd.needs_docker])],
+)
+async def backend(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[SandboxBackend]:
+    folder = tmp_path_factory.mktemp("forgery")
+    with dockerd.engine(*dockerd.PYTHON) if request.param == "docker" else nullcontext() as engine:
+        docker = {} if engine is None else {"host": engine.host, "image": dockerd.BASE}
+        opened = await open_backend(SandboxConfig(backend=request.param, docker=docker), folder)
+        yield opened
+        await opened.close()
 
 
 async def verified(backend, folder, kind, *commands, timeout_s=20):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.sandbox.capture import HeadTail
 from components.sandbox.screen import plain, render, split_incomplete, without_alternate
+from components.sandbox.zygote.headtail import HeadTail
 
 PIECES = st.lists(
     st.one_of(

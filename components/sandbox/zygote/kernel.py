@@ -197,3 +197,14 @@ def rename_process(name: str) -> None:
     if start and end > start:
         ctypes.memset(start, 0, end - start)
         ctypes.memmove(start, name.encode(), min(len(name), end - start - 1))
+
+
+def keep_to_oneself(capabilities: dict[str, int]) -> None:
+    """Have KEPT_CAPABILITIES and these, and leave only the former to whatever is run from here."""
+    for capability in capabilities.values():
+        prctl(PR_CAPBSET_DROP, capability)
+    prctl(PR_CAP_AMBIENT, CAP_AMBIENT_CLEAR_ALL)
+    mask = sum(1 << capability for capability in {*KEPT_CAPABILITIES.values(), *capabilities.values()})
+    header = struct.pack("II", 0x20080522, 0)
+    data = struct.pack("IIIIII", mask, mask, 0, 0, 0, 0)
+    checked(libc.syscall(syscall_number("capset"), header, data), "capset")

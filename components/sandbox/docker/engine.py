@@ -1,0 +1,102 @@
+"""One Docker engine: calls of its API from the event loop, and a stream to a container's first process.
+
+Invariant: every call ends, with its answer or as InfraFault; one that is under way when its caller is cancelled is
+waited for, so that what it made can be removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import docker
+import requests
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+
+from components.errors import FaultCause, InfraFault
+
+API_VERSION = "1.41"
+"""Of Docker 20.10; newer engines speak it too."""
+CALL_S = 60
+CALLS_AT_ONCE = 16
+ATTACH_S = 30.0
+UPGRADE = "Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 0"
+Answer = TypeVar("Answer")
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Engine:
+    """An engine at `host`: unix:///path or tcp://name:port."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.api: Any = docker.APIClient(
+            base_url=host, version=API_VERSION, timeout=CALL_S, max_pool_size=CALLS_AT_ONCE
+        )
+        self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, "docker")
+
+    async def call(
+        self, what: str, function: Callable[[Any], Answer], cause: FaultCause = FaultCause.SANDBOX
+    ) -> Answer:
+        """What `function` of the SDK's client gives."""
+        work = asyncio.get_running_loop().run_in_executor(self._threads, self.call_now, what, function, cause)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.wait({work})
+            raise
+
+    def call_now(self, what: str, function: Callable[[Any], Answer], cause: FaultCause = FaultCause.SANDBOX) -> Answer:
+        """The boundary at which an engine's refusals and its absence become typed faults."""
+        try:
+            return function(self.api)
+        except ImageNotFound as error:
+            raise InfraFault(FaultCause.IMAGE, f"{what}: {said(error)}") from error
+        except APIError as error:
+            raise InfraFault(cause, f"{what}: the engine at {self.host} refused: {said(error)}") from error
+        except (DockerException, requests.RequestException, OSError) as error:
+            raise InfraFault(cause, f"{what}: the engine at {self.host} does not answer: {error}") from error
+
+    async def attach(self, container: str) -> Stream:
+        """The standard streams of a container, to be started yet. Its stdin closes with this stream."""
+        place = urlsplit(self.host)
+        try:
+            async with asyncio.timeout(ATTACH_S):
+                if place.scheme == "unix":
+                    reader, writer = await asyncio.open_unix_connection(place.path)
+                else:
+                    reader, writer = await asyncio.open_connection(place.hostname, place.port)
+                path = f"/v{API_VERSION}/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1"
+                writer.write(f"POST {path} HTTP/1.1\r\nHost: docker\r\n{UPGRADE}\r\n\r\n".encode())
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        except (OSError, asyncio.IncompleteReadError) as error:
+            fault = f"{container}: the engine at {self.host} does not answer: {error}"
+            raise InfraFault(FaultCause.SANDBOX, fault) from error
+        if head.split(" ", 2)[1] not in ("101", "200"):
+            writer.close()
+            raise InfraFault(FaultCause.SANDBOX, f"{container}: no stream: {head.splitlines()[0]}")
+        return reader, writer
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._threads.shutdown(wait=False)
+        self.api.close()
+
+
+def said(error: APIError) -> str:
+    """An engine's own words."""
+    return str(error.explanation or error)
+
+
+def is_missing(fault: InfraFault) -> bool:
+    """Whether what was asked for is not there."""
+    return isinstance(fault.__cause__, NotFound)
+
+
+def lines(stream: Any) -> list[dict[str, Any]]:
+    """The messages of a build or a pull, parsed."""
+    return [json.loads(line) if isinstance(line, (bytes, str)) else line for line in stream]

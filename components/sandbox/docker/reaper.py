@@ -1,0 +1,77 @@
+"""Who owns what lies in an engine, and the removal of what nobody does.
+
+Invariant: labels are on a container or volume before it exists, and are all that is read; what belongs to a living
+owner is left alone. An owner on another machine, or in
+another pid namespace, cannot be looked for: its things go when their deadline has passed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from docker.errors import APIError
+
+from components.sandbox import leases
+from components.sandbox.docker.engine import Engine
+
+log = logging.getLogger(__name__)
+
+LEASE, HOST, OWNER, DEADLINE = (f"longshell.{name}" for name in ("lease", "host", "owner", "deadline"))
+DISK_MB = "longshell.disk_mb"
+"""What a box may hold on disk, for who weighs it."""
+
+
+def labels(lease: str, ttl_s: float) -> dict[str, str]:
+    """Of what this process makes now."""
+    owner = json.dumps(asdict(leases.current_owner()))
+    return {LEASE: lease, HOST: socket.gethostname(), OWNER: owner, DEADLINE: str(int(time.time() + ttl_s))}
+
+
+def is_left(found: Mapping[str, str], observer: leases.Owner, host: str, now: float) -> bool:
+    """Whether what bears these labels is nobody's any more."""
+    if now > float(found.get(DEADLINE, "inf")):
+        return True
+    return found.get(HOST) == host and leases.is_orphan(leases.Owner(**json.loads(found[OWNER])), observer, 0.0)
+
+
+def reap(engine: Engine) -> list[str]:
+    """Remove what is left in an engine; the names of what was removed. Blocks; InfraFault when the engine is away."""
+    observer, host, now = leases.current_owner(), socket.gethostname(), time.time()
+
+    def left(things: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [thing for thing in things if is_left(thing["Labels"], observer, host, now)]
+
+    mine = {"label": LEASE}
+    boxes = left(engine.call_now("reaper", lambda api: api.containers(all=True, filters=mine)))
+    removed = [box["Names"][0].lstrip("/") for box in boxes if remove(engine, box["Id"])]
+    volumes = left(engine.call_now("reaper", lambda api: api.volumes(filters=mine))["Volumes"] or [])
+    removed += [volume["Name"] for volume in volumes if remove_volume(engine, volume["Name"])]
+    if removed:
+        log.warning("removed what ended owners left in the engine: %s", ", ".join(removed))
+    return removed
+
+
+def remove(engine: Engine, container: str) -> bool:
+    """Remove a container with what is in it; False when another was faster."""
+    return engine.call_now("remove", lambda api: _gone(lambda: api.remove_container(container, v=True, force=True)))
+
+
+def remove_volume(engine: Engine, volume: str) -> bool:
+    """Remove a volume; False when another was faster, or a box still has it."""
+    return engine.call_now("remove", lambda api: _gone(lambda: api.remove_volume(volume)))
+
+
+def _gone(removal: Any) -> bool:
+    try:
+        removal()
+    except APIError as error:
+        if error.status_code in (404, 409):  # removed by another, or about to be
+            return False
+        raise
+    return True

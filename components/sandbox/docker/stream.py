@@ -1,0 +1,239 @@
+"""Requests and answers over the streams of a container's first process.
+
+Invariant: as of `Channel`: every request ends, with its answer or with InfraFault, and once the other side is gone
+everything fails with the same reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from components.errors import FaultCause, InfraFault
+from components.sandbox.channel import outlast
+from components.sandbox.docker.engine import Stream
+from components.sandbox.line import FLOOD_PAUSE_S
+from components.sandbox.zygote import frames
+
+log = logging.getLogger(__name__)
+
+HEAD = struct.Struct(">B3xI")
+"""Of each piece of a container's output: which stream, how many bytes."""
+STDERR = 2
+READ_BYTES = 1 << 18
+LAST_WORDS = 2000
+Reply = tuple[dict[str, Any], bytes]
+
+
+class BoxStream:
+    """The manager's end.
+
+    Args:
+        what: the box, in errors.
+        why: tells what became of the container, once its stream has ended.
+    """
+
+    def __init__(self, stream: Stream, what: str, why: Callable[[], Awaitable[str]]) -> None:
+        self._reader, self._writer = stream
+        self._what = what
+        self._why = why
+        self._ids = itertools.count(1)
+        self._pending: dict[int, asyncio.Future[Reply]] = {}
+        self._lines: dict[int, RemoteLine] = {}
+        self._pieces: dict[int, asyncio.Queue[bytes]] = {}
+        self._frames = frames.Unpacker()
+        self._fault: InfraFault | None = None
+        self._last_words = b""
+        self._reading = asyncio.create_task(self._read())
+
+    @property
+    def fault(self) -> InfraFault | None:
+        """Why the stream is closed; None while it is open."""
+        return self._fault
+
+    def next_id(self) -> int:
+        """A request number that nobody else uses."""
+        return next(self._ids)
+
+    def expect(self, number: int) -> asyncio.Future[Reply]:
+        """The message that will carry this number."""
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        if self._fault is not None:
+            future.set_exception(self._fault)
+            future.exception()  # whoever awaits it sees it
+        else:
+            self._pending[number] = future
+        return future
+
+    def post(self, body: dict[str, Any], blob: bytes = b"") -> None:
+        """Send, as soon as the stream takes it."""
+        if self._fault is not None:
+            raise self._fault
+        self._writer.write(frames.pack(body, blob))
+
+    async def request(self, body: dict[str, Any], blob: bytes = b"", *, timeout_s: float) -> Reply:
+        """Send and await the answer; an `errno` in it is raised as the OSError it was."""
+        number = self.next_id()
+        future = self.expect(number)
+        self.post({**body, "id": number}, blob)
+        return await self.reply(future, str(body["op"]), timeout_s)
+
+    async def reply(self, future: asyncio.Future[Reply], what: str, timeout_s: float) -> Reply:
+        """Await an expected message."""
+        try:
+            await outlast(future, timeout_s)
+        finally:
+            late = future.cancel()
+        if late:
+            raise InfraFault(FaultCause.SANDBOX, f"{self._what}: no answer to {what} in {timeout_s:g} s")
+        answer = future.result()
+        if "errno" in answer[0]:
+            raise OSError(int(answer[0]["errno"]), str(answer[0]["error"]))
+        return answer
+
+    async def copy_to(self, other: BoxStream, paths: list[str], removed: list[str], timeout_s: float) -> None:
+        """Bring what stands at these paths of this box into another, where the removed are removed first."""
+        number = other.next_id()
+        done = other.expect(number)
+        sent = self.next_id()
+        all_sent = self.expect(sent)
+        pieces = self._pieces[sent] = asyncio.Queue()
+        other.post({"op": "unpack", "id": number, "removed": removed})
+        self.post({"op": "pack", "id": sent, "paths": paths})
+        all_sent.add_done_callback(lambda _: pieces.put_nowait(b""))
+        try:
+            async with asyncio.timeout(timeout_s):
+                while piece := await pieces.get():
+                    other.post({"op": "piece"}, piece)
+                    await other._writer.drain()
+        except (TimeoutError, ConnectionError) as error:
+            raise InfraFault(FaultCause.SANDBOX, f"{self._what}: its files were not copied: {error!r}") from error
+        finally:
+            del self._pieces[sent]
+        other.post({"op": "piece"})
+        await self.reply(all_sent, "pack", timeout_s)
+        await other.reply(done, "unpack", timeout_s)
+
+    def line(self, number: int) -> RemoteLine:
+        """The line of a terminal that is about to be opened."""
+        return self._lines.setdefault(number, RemoteLine(self, number))
+
+    def forget(self, number: int) -> None:
+        """A line that is closed."""
+        self._lines.pop(number, None)
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                kind, size = HEAD.unpack(await self._reader.readexactly(HEAD.size))
+                data = await self._reader.readexactly(size)
+                if kind == STDERR:
+                    log.warning("%s: %s", self._what, data.decode(errors="replace").rstrip())
+                    self._last_words = (self._last_words + data)[-LAST_WORDS:]
+                    continue
+                for body, blob in self._frames.feed(data):
+                    self._dispatch(body, blob)
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            why = str(error) if self._fault is not None else await self._why()
+            words = self._last_words.decode(errors="replace").strip()
+            self.close(f"{self._what} is gone: {why}{': ' + words.splitlines()[-1] if words else ''}")
+
+    def _dispatch(self, body: dict[str, Any], blob: bytes) -> None:
+        if "piece" in body:
+            if body["piece"] in self._pieces:
+                self._pieces[body["piece"]].put_nowait(blob)
+        elif "tty" in body:
+            if body["tty"] in self._lines:
+                self._lines[body["tty"]].receive(blob, ended="ended" in body)
+        else:
+            future = self._pending.pop(body["id"], None)
+            if future is not None and not future.done():
+                future.set_result((body, blob))
+
+    def close(self, reason: str) -> None:
+        """Close the stream; whoever waits gets the reason."""
+        if self._fault is not None:
+            return
+        self._fault = InfraFault(FaultCause.SANDBOX, reason)
+        self._writer.close()
+        if asyncio.current_task() is not self._reading:
+            self._reading.cancel()
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(self._fault)
+                future.exception()  # whoever still awaits it sees it; nobody else must
+        self._pending.clear()
+
+
+class RemoteLine:
+    """A terminal in a box that an engine runs; see `Line`."""
+
+    def __init__(self, stream: BoxStream, number: int) -> None:
+        self._stream = stream
+        self._number = number
+        self._held: list[bytes] = []
+        self._take: Callable[[bytes], bool] | None = None
+        self._is_open = True
+        self._loop = asyncio.get_running_loop()
+
+    def open(self, take: Callable[[bytes], bool], ended: Callable[[], None]) -> None:
+        self._take, self._ended = take, ended
+        held, self._held = self._held, []
+        for data in held:
+            self.receive(data, ended=False)
+
+    def receive(self, data: bytes, *, ended: bool) -> None:
+        """What the box's first process has read."""
+        if self._take is None:
+            self._held.append(data)
+            return
+        if not self._is_open:
+            return
+        enough = bool(data) and self._take(data)
+        if data:
+            self._loop.call_later(FLOOD_PAUSE_S if enough else 0, self._grant, len(data))
+        if ended:
+            self._ended()
+
+    def _grant(self, size: int) -> None:
+        if self._is_open and self._stream.fault is None:
+            self._stream.post({"op": "taken", "tty": self._number, "bytes": size})
+
+    async def write(self, data: bytes, patience_s: float) -> None:
+        deadline = self._loop.time() + patience_s
+        waiting = await self._type(data)
+        while waiting and self._is_open:
+            await asyncio.sleep(FLOOD_PAUSE_S)
+            waiting = await self._type(b"", give_up=self._loop.time() > deadline)
+
+    async def _type(self, data: bytes, *, give_up: bool = False) -> bool:
+        body = {"op": "type", "tty": self._number, "give_up": give_up}
+        answer, _ = await self._stream.request(body, data, timeout_s=LINE_S)
+        return bool(answer["waiting"])
+
+    def prompted(self, *, silent: bool) -> None:
+        if self._stream.fault is None:
+            self._stream.post({"op": "prompted", "tty": self._number, "silent": silent})
+
+    async def is_idle(self) -> bool:
+        answer, _ = await self._stream.request({"op": "idle", "tty": self._number}, timeout_s=LINE_S)
+        return bool(answer["idle"])
+
+    def drain(self) -> None:
+        """What was written is sent before the end is told."""
+
+    def close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._stream.forget(self._number)
+        if self._stream.fault is None:
+            self._stream.post({"op": "hang_up", "tty": self._number})
+
+
+LINE_S = 60.0
+"""A box whose share of the processor is used up by its programs still answers within this."""

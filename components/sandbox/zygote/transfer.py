@@ -1,0 +1,108 @@
+"""Part of one box's files, by their paths, into another box of the same image.
+
+The walk of an engine's list of changes names a folder before what is in it, and no path of it leads through a link; so
+what is unpacked in that order replaces whatever of the image stands in its way, and follows nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tarfile
+from collections.abc import Callable
+from typing import Any
+
+PIECE_BYTES = 1 << 20
+
+
+class _Sender:
+    """A file to write to, that goes out in pieces."""
+
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        self._send = send
+
+    def write(self, data: bytes) -> int:
+        self._send(bytes(data))
+        return len(data)
+
+
+class _Receiver:
+    """A file to read from, that comes in pieces."""
+
+    def __init__(self, receive: Callable[[], bytes]) -> None:
+        self._receive = receive
+        self._held = b""
+        self._ended = False
+
+    def read(self, size: int) -> bytes:
+        while len(self._held) < size and not self._ended:
+            piece = self._receive()
+            self._ended = not piece
+            self._held += piece
+        data, self._held = self._held[:size], self._held[size:]
+        return data
+
+    def finish(self) -> None:
+        """Take what is left, so that the next message is one."""
+        while not self._ended:
+            self._ended = not self._receive()
+
+
+def pack(paths: list[str], send: Callable[[bytes], None]) -> None:
+    """Send what stands at these paths: no folder's contents, no sockets, no devices."""
+    sender: Any = _Sender(send)
+    with tarfile.open(fileobj=sender, mode="w|", bufsize=PIECE_BYTES, format=tarfile.PAX_FORMAT) as archive:
+        for path in paths:
+            try:
+                entry = archive.gettarinfo(path, arcname=path)
+            except FileNotFoundError:
+                continue
+            if entry is None or (entry.isdev() and not entry.isfifo()):
+                continue
+            entry.uname = entry.gname = ""
+            if entry.isreg():
+                with open(path, "rb") as file:
+                    archive.addfile(entry, file)
+            else:
+                archive.addfile(entry)
+
+
+def remove(paths: list[str]) -> None:
+    """Remove what stands at these paths, whatever it is."""
+    for path in paths:
+        try:
+            info = os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if stat.S_ISDIR(info.st_mode):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
+
+
+def unpack(receive: Callable[[], bytes]) -> None:
+    """Write what `pack` sent, until an empty piece."""
+    source: Any = _Receiver(receive)
+    folders: list[tarfile.TarInfo] = []
+    try:
+        with tarfile.open(fileobj=source, mode="r|", bufsize=PIECE_BYTES) as archive:
+            archive.errorlevel = 1
+            archive.extraction_filter = lambda entry, _: entry  # these are the agent's files, in the agent's places
+            for entry in archive:
+                path = f"/{entry.name}"
+                if os.path.lexists(path) and not (entry.isdir() and _is_folder(path)):
+                    remove([path])
+                archive.extract(entry, "/", set_attrs=not entry.isdir(), numeric_owner=True)
+                if entry.isdir():
+                    folders.append(entry)
+            for entry in reversed(folders):
+                os.chown(f"/{entry.name}", entry.uid, entry.gid, follow_symlinks=False)
+                os.chmod(f"/{entry.name}", entry.mode)
+                os.utime(f"/{entry.name}", (entry.mtime, entry.mtime), follow_symlinks=False)
+    finally:
+        source.finish()
+
+
+def _is_folder(path: str) -> bool:
+    return stat.S_ISDIR(os.lstat(path).st_mode)
