@@ -1,8 +1,16 @@
-"""How long a sandbox takes: start, one command, reset, 64 at once; and what a trial's share of a core is.
+"""How long a sandbox takes: start, command, reset, alone and among 64; and what a trial's share of a core is.
 
-`python -m benchmarks.sandbox` prints one JSON object on its last line. Times are medians in milliseconds;
-`trial_cpu_ms` is processor time of manager, zygote and boxes together for start, terminal, five commands, view, one
-command in the view and both stops.
+`python -m benchmarks.sandbox` prints one JSON object on its last line. Times are medians in milliseconds of one box
+after another (`alone`), and of one after another while AT_ONCE of them live, each with an open terminal (`among`):
+
+- `start`: until a box takes commands, its files written; `reset`: until it does so again
+- `command`: a program, from request to exit code; `terminal`: a line typed, until its output at the next prompt is read
+- `view`, `stop`: a verifier's box over another; the end of a box
+- `snapshot`, `from_snapshot`: saving a box to the disk; starting from that
+
+`at_once_s` is how long AT_ONCE starts take that are asked for together, each with one command, and `typed_at_once` the
+median of a line typed in all terminals together. `trial_cpu_ms` is processor time of manager, zygote and boxes together
+for start, terminal, five commands, view, one command in the view and both stops. `load` tells what else ran.
 """
 
 from __future__ import annotations
@@ -15,37 +23,78 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections import defaultdict
+from collections.abc import Awaitable
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from components.config.rollout import SandboxConfig
-from components.sandbox import SandboxBackend, SandboxSpec, open_backend
+from components.sandbox import SandboxBackend, SandboxSpec, Terminal, open_backend
 
 REPETITIONS = 30
 AT_ONCE = 64
+CONFIG = SandboxConfig(backend="namespace", starts_per_s=10_000.0)
+Result = TypeVar("Result")
 SPEC = SandboxSpec(files={"/app/input.txt": b"input\n"})
 
 
-async def timed(action: Callable[[], Awaitable[object]]) -> float:
-    """Milliseconds of one action."""
-    begin = time.perf_counter()
-    await action()
-    return 1e3 * (time.perf_counter() - begin)
+class Figures(defaultdict[str, list[float]]):
+    """Milliseconds of every action, by name."""
+
+    def __init__(self) -> None:
+        super().__init__(list)
+
+    async def of(self, name: str, action: Awaitable[Result]) -> Result:
+        """What an action gives; its time is kept."""
+        begin = time.perf_counter()
+        result = await action
+        self[name].append(1e3 * (time.perf_counter() - begin))
+        return result
+
+    def medians(self) -> dict[str, float]:
+        return {name: round(statistics.median(values), 2) for name, values in self.items()}
 
 
-async def one_box(backend: SandboxBackend, figures: dict[str, list[float]]) -> None:
+async def type_line(terminal: Terminal) -> None:
+    """A line typed, its output read at the next prompt."""
+    await terminal.send("echo $((6*7))\n")
+    await terminal.settle(30, at_prompt=True)
+    await terminal.new_output()
+
+
+async def alone(backend: SandboxBackend, figures: Figures) -> None:
     """A box's life, each step's time added to `figures`."""
-    begin = time.perf_counter()
-    box = await backend.start(SPEC)
-    figures["start_ms"].append(1e3 * (time.perf_counter() - begin))
+    box = await figures.of("start", backend.start(SPEC))
     for _ in range(5):
-        figures["command_ms"].append(await timed(lambda: box.exec(["true"], timeout_s=30)))
-    figures["reset_ms"].append(await timed(box.reset))
-    begin = time.perf_counter()
-    view = await box.fork_view()
-    figures["view_ms"].append(1e3 * (time.perf_counter() - begin))
+        await figures.of("command", box.exec(["true"], timeout_s=30))
+    terminal = await box.terminal(rows=40, columns=160, echo=True)
+    for _ in range(5):
+        await figures.of("terminal", type_line(terminal))
+    await figures.of("reset", box.reset())
+    view = await figures.of("view", box.fork_view())
     await view.stop()
-    figures["stop_ms"].append(await timed(box.stop))
+    saved = await figures.of("snapshot", box.snapshot())
+    copy = await figures.of("from_snapshot", backend.start(replace(SPEC, snapshot=saved)))
+    await copy.stop()
+    await backend.forget(saved)
+    await figures.of("stop", box.stop())
+
+
+async def among(backend: SandboxBackend, figures: Figures) -> None:
+    """AT_ONCE boxes that live together, one of them doing something at a time; then all of them."""
+    boxes, terminals = [], []
+    for _ in range(AT_ONCE):
+        boxes.append(await figures.of("start", backend.start(SPEC)))
+        terminals.append(await boxes[-1].terminal(rows=40, columns=160, echo=True))
+    for box, terminal in zip(boxes, terminals, strict=True):
+        await figures.of("command", box.exec(["true"], timeout_s=30))
+        await figures.of("terminal", type_line(terminal))
+    for _ in range(3):
+        await asyncio.gather(*(figures.of("typed_at_once", type_line(terminal)) for terminal in terminals))
+    for box in boxes:
+        await figures.of("reset", box.reset())
+    await asyncio.gather(*(box.stop() for box in boxes))
 
 
 async def at_once(backend: SandboxBackend) -> float:
@@ -83,7 +132,7 @@ async def trial_cpu_ms(state: Path, repetitions: int) -> float:
 
     async def cost(count: int) -> float:
         begin = cpu_s()
-        backend = await open_backend(SandboxConfig(backend="namespace"), state)
+        backend = await open_backend(CONFIG, state)
         for _ in range(count):
             await trial(backend)
         await backend.close()  # its zygote's and its boxes' time is counted once they are waited for
@@ -96,26 +145,30 @@ async def measure() -> dict[str, object]:
     """All figures."""
     with tempfile.TemporaryDirectory(prefix="longshell-bench-") as folder:
         state = Path(folder)
-        backend = await open_backend(SandboxConfig(backend="namespace"), state)
-        figures: dict[str, list[float]] = {
-            name: [] for name in ("start_ms", "command_ms", "reset_ms", "view_ms", "stop_ms")
-        }
-        await one_box(backend, {name: [] for name in figures})
+        load = os.getloadavg()[0]
+        backend = await open_backend(CONFIG, state)
+        single, crowd = Figures(), Figures()
+        await alone(backend, Figures())
         for _ in range(REPETITIONS):
-            await one_box(backend, figures)
+            await alone(backend, single)
+        await among(backend, crowd)
         seconds = statistics.median([await at_once(backend) for _ in range(3)])
         isolation = backend.isolation
         await backend.close()
         cpu = await trial_cpu_ms(state, REPETITIONS)
-    medians = {name: round(statistics.median(values), 2) for name, values in figures.items()}
     machine = {
         "cpus": os.cpu_count(),
         "kernel": platform.release(),
-        "load": os.getloadavg()[0],
+        "load": [load, os.getloadavg()[0]],
         "isolation": isolation,
     }
-    namespace = {**medians, "n64_s": round(seconds, 3), "trial_cpu_ms": round(cpu, 1)}
-    return {"namespace": namespace, "docker": None, "machine": machine, "repetitions": REPETITIONS}
+    namespace = {
+        "alone_ms": single.medians(),
+        "among_ms": crowd.medians(),
+        "at_once_s": round(seconds, 3),
+        "trial_cpu_ms": round(cpu, 1),
+    }
+    return {"namespace": namespace, "machine": machine, "repetitions": REPETITIONS, "at_once": AT_ONCE}
 
 
 if __name__ == "__main__":
