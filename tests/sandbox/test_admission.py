@@ -14,8 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.sandbox import admission
+from components.config import SandboxConfig
+from components.sandbox import admission, open_backend
 from components.sandbox.admission import Admission, StartClock
+from tests.conformance.sandbox_suite import sh
+from tests.disks import small_disk
+from tests.sandbox.conftest import SMALL, needs_root
 
 REPOSITORY = Path(__file__).parents[2]
 ASK = """
@@ -91,3 +95,23 @@ def test_the_folder_of_the_host_is_one_s_own(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(admission.tempfile, "gettempdir", lambda: str(tmp_path))
     assert admission.host_folder() == tmp_path / f"longshell-{os.getuid()}"
     assert admission.host_folder().stat().st_mode & 0o777 == 0o700
+
+
+@needs_root
+async def test_a_backend_on_a_disk_that_fills_up_waits_and_its_boxes_work_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "LOOK_AGAIN_S", 0.02)
+    with small_disk(tmp_path / "state", 64) as disk:
+        backend = await open_backend(SandboxConfig(min_free_mb=32), disk.folder)
+        box = await backend.start(SMALL)
+        disk.fill(leave=8 << 20)
+        waiting = asyncio.create_task(backend.start(SMALL))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        assert await sh(box, "echo work > f; cat f") == (0, "work\n")
+        assert backend.counts["low_disk_pauses"] == 1
+        disk.free()
+        await (await asyncio.wait_for(waiting, 20)).stop()
+        await box.stop()
+        await backend.close()

@@ -23,6 +23,7 @@ from components.pool import load_task
 from components.sandbox import ImageSpec, SandboxSpec, ZygoteBackend, read_dockerfile
 from components.sandbox.store import ImageStore, Stack
 from tests.conformance.sandbox_suite import sh
+from tests.disks import small_disk
 from tests.sandbox.conftest import needs_root
 from tests.sandbox.small_root import NAME, small_base
 
@@ -190,6 +191,23 @@ async def test_a_half_written_layer_is_swept_and_one_that_is_being_written_is_no
         assert store.sweep() == ["left"]
     assert store.layer("left") is None
     assert store.sweep() == ["held"]
+
+
+async def test_a_box_that_does_not_fit_on_the_disk_is_not_saved_in_part_and_lives_on(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "images", 24) as disk:
+        opened = await ZygoteBackend.open("namespace/root", tmp_path, images=disk.folder)
+        box = await opened.start(SandboxSpec(**LIMITS))
+        await sh(box, "head -c 8000000 /dev/urandom > big")
+        disk.fill(leave=2 << 20)
+        with pytest.raises(InfraFault, match="No space") as caught:
+            await box.snapshot()
+        assert caught.value.cause is FaultCause.SANDBOX
+        assert list((disk.folder / "layers").iterdir()) == []
+        disk.free()
+        saved = await box.snapshot()
+        copy = await opened.start(SandboxSpec(snapshot=saved, **LIMITS))
+        assert await copy.get("/app/big") == await box.get("/app/big")
+        await opened.close()
 
 
 async def test_a_layer_that_cannot_be_written_whole_leaves_nothing(images: Path, tmp_path: Path) -> None:
