@@ -24,6 +24,8 @@ from pathlib import Path
 import docker
 import pytest
 
+from components.config import SandboxConfig
+
 DAEMON = "dockerd"
 NEEDED = ("dockerd", "containerd", "runc", "unshare", "dpkg-query")
 PACKAGES = (
@@ -31,7 +33,7 @@ PACKAGES = (
     "mawk", "procps", "sed", "tar", "util-linux",
 )  # fmt: skip
 """What a small Debian image has."""
-PYTHON = ("python3-minimal", "libpython3-stdlib")
+PYTHON = ("python3-minimal", "libpython3-stdlib", "less")
 """What tests of tasks want beside it."""
 LEFT_OUT = re.compile(r"^/usr/share/(doc|man|locale|info|bash-completion|lintian|zoneinfo)/|/perl|__pycache__")
 LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
@@ -54,7 +56,7 @@ FOLDERS = (
     "dev",
 )
 PASSWD = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
-BASE = "debian:12"
+BASE, WITH_PYTHON = "debian:12", "longshell-test/python:1"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 READY_S = 30.0
 START = """
@@ -85,6 +87,10 @@ class Engine:
         self.host = f"unix://{folder}/docker.sock"
         self._group = f"/longshell-test-{folder.name}"
         self._wrapper: subprocess.Popen[bytes] | None = None
+
+    def config(self, image: str = BASE, **changes: object) -> SandboxConfig:
+        """A configuration that names it."""
+        return SandboxConfig(backend="docker", docker={"host": self.host, "image": image, **changes})
 
     def start(self) -> None:
         """Until it answers. The state of the one before is used again, but for its sockets."""
@@ -143,22 +149,23 @@ class Engine:
 
 
 @contextmanager
-def engine(*more: str) -> Iterator[Engine]:
-    """A running engine that has the base image, with more packages in it."""
+def engine() -> Iterator[Engine]:
+    """A running engine that has the base image."""
     made = Engine(Path(tempfile.mkdtemp(prefix="longshell-dockerd-", dir="/tmp")))
     try:
         made.start()
-        import_base(made, more)
+        import_base(made)
         yield made
     finally:
         made.remove()
 
 
-def import_base(made: Engine, more: tuple[str, ...] = ()) -> None:
-    """Give the engine the base image."""
+def import_base(made: Engine, name: str = BASE, more: tuple[str, ...] = ()) -> None:
+    """Give the engine a base image, with more packages in it; nothing is done where it has one of this name."""
     client = docker.APIClient(base_url=made.host)
-    repository, _, tag = BASE.partition(":")
-    client.import_image_from_data(base_archive(more), repository, tag, changes=[f"ENV PATH={PATH}"])
+    if not client.images(name):
+        changes = [f"ENV PATH={PATH}"]
+        client.import_image_from_data(base_archive(more), *name.split(":"), changes=changes)
     client.close()
 
 

@@ -159,10 +159,8 @@ class SandboxConfig(Section):
             problems.append("a network of `proxy` reaches nobody without hosts")
         if self.hosts and not proxied:
             problems.append("hosts are named, and no network is `proxy`")
-        if self.backend == "docker" and (proxied or self.images is not None):
-            problems.append(
-                "on a docker engine there is no network of `proxy` (builds have docker.build_network) and no "
-            )
+        if self.backend == "docker" and (self.build_network != "none" or self.images is not None):
+            problems.append("a docker engine builds (docker.build_network), and has images of its own for FROM")
         if self.images is not None and not self.images.startswith("/"):
             problems.append(f"images must be an absolute path, not {self.images!r}")
         if problems:

@@ -85,6 +85,10 @@ class BoxProxy:
         sock = socket.socket(fileno=listening)
         self._server = await asyncio.start_server(self._accepted, sock=sock, limit=HEAD_BYTES)
 
+    async def answer(self, sock: socket.socket) -> None:
+        """Answer on a connection, which becomes ours."""
+        await self._accepted(*await asyncio.open_connection(sock=sock, limit=HEAD_BYTES))
+
     def close(self) -> None:
         """Cut every connection. Idempotent."""
         if self._server is not None:

@@ -198,9 +198,12 @@ async def backend(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[SandboxBackend]:
     folder = tmp_path_factory.mktemp("forgery")
-    with dockerd.engine(*dockerd.PYTHON) if request.param == "docker" else nullcontext() as engine:
-        docker = {} if engine is None else {"host": engine.host, "image": dockerd.BASE}
-        opened = await open_backend(SandboxConfig(backend=request.param, docker=docker), folder)
+    with dockerd.engine() if request.param == "docker" else nullcontext() as engine:
+        config = SandboxConfig()
+        if engine is not None:
+            dockerd.import_base(engine, dockerd.WITH_PYTHON, dockerd.PYTHON)
+            config = engine.config(dockerd.WITH_PYTHON)
+        opened = await open_backend(config, folder)
         yield opened
         await opened.close()
 

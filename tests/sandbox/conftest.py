@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from components.sandbox import Sandbox, SandboxSpec, ZygoteBackend
+from components.sandbox import Sandbox, SandboxBackend, SandboxSpec, ZygoteBackend, open_backend
+from tests import dockerd
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="namespace/root needs root")
@@ -66,3 +67,21 @@ async def any_box(
     started = await backend.start(SMALL)
     yield started
     await started.stop()
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[dockerd.Engine]:
+    """A Docker engine of the tests' own."""
+    if dockerd.missing():
+        pytest.skip(dockerd.missing())
+    with dockerd.engine() as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def docker_backend(engine: dockerd.Engine, state_dir: Path) -> AsyncIterator[SandboxBackend]:
+    """Of an image that has Python."""
+    dockerd.import_base(engine, dockerd.WITH_PYTHON, dockerd.PYTHON)
+    backend = await open_backend(engine.config(dockerd.WITH_PYTHON), state_dir)
+    yield backend
+    await backend.close()

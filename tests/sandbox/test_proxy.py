@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.config import SandboxConfig
-from components.sandbox import ZygoteBackend, proxy
+from components.sandbox import SandboxBackend, proxy
 from tests.conformance.sandbox_suite import sh
 from tests.sandbox.conftest import SMALL
 
@@ -81,16 +81,14 @@ def test_whatever_a_program_says_is_a_request_or_a_refusal(said: bytes) -> None:
     assert isinstance(port, int)
 
 
-@pytest.fixture(params=["root", "unprivileged"])
-def any_backend(
-    request: pytest.FixtureRequest, root_backend: ZygoteBackend, unprivileged_backend: ZygoteBackend
-) -> ZygoteBackend:
-    return root_backend if request.param == "root" else unprivileged_backend
+@pytest.fixture(params=["root", "unprivileged", pytest.param("docker", marks=pytest.mark.nightly)])
+def any_backend(request: pytest.FixtureRequest) -> SandboxBackend:
+    return request.getfixturevalue(f"{request.param}_backend")
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_box_reaches_who_is_allowed_and_nobody_else(
-    any_backend: ZygoteBackend, monkeypatch: pytest.MonkeyPatch
+    any_backend: SandboxBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")

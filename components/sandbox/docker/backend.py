@@ -25,6 +25,7 @@ from components.sandbox.docker import reaper
 from components.sandbox.docker.box import DockerBox, Life, furnish
 from components.sandbox.docker.engine import Engine, is_missing
 from components.sandbox.docker.images import SNAPSHOTS, Image, Images
+from components.sandbox.docker.outlet import Outlet
 from components.sandbox.docker.profile import host_config
 from components.sandbox.docker.stream import BoxStream
 from components.sandbox.docker.tools import LABEL, fill_volume
@@ -39,6 +40,8 @@ POOLS = 8
 """Kinds of box that are kept ready: those asked for last."""
 REAP_EVERY_S = 60.0
 WEIGH_EVERY_S = 5.0
+DISKS = 2
+"""Where nothing keeps a box to its disk, one file may fill it, and others as much again, before the box is ended."""
 ADVICE = (
     "Start one (Debian, Ubuntu: apt-get install docker.io), name another with sandbox.docker.host, or use "
     "sandbox.backend=namespace, which needs none"
@@ -79,6 +82,8 @@ class DockerBackend:
         self._labels = reaper.labels(self.lease, config.docker.box_ttl_s)
         self._images = Images(engine, config.docker.image, config.docker.build_network)
         self._lives: dict[str, Life] = {}
+        self._names: set[str] = set()
+        """Of containers that are being started, live, or are about to be removed."""
         self._pools: dict[Kind, Pool] = {}
         self._numbers = itertools.count(1)
         self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
@@ -102,13 +107,13 @@ class DockerBackend:
         image = await self._images.of_task(None, spec.setup_timeout_s)
         try:
             self._quota = True
-            life = await self.launch(spec, image)
+            life = await self._launch(spec, image)
         except InfraFault as fault:
             if "storage-opt" not in fault.detail and "pquota" not in fault.detail:
                 raise
             self._quota = False
             log.warning("the engine's storage cannot limit a box's disk (it can on xfs with pquota): boxes are weighed")
-            life = await self.launch(spec, image)
+            life = await self._launch(spec, image)
         box = DockerBox(self, spec, life)
         view = await box.fork_view()
         await view.put({"/tests/test.sh": b""})
@@ -179,6 +184,17 @@ class DockerBackend:
         """A container of this image, not furnished: a ready one that still answers, or a new one."""
         if self._closed:
             raise InfraFault(FaultCause.SANDBOX, "the backend is closed")
+        life = await self._take(spec, image)
+        if spec.network == "proxy":
+            life.outlet = Outlet(life.stream, spec.hosts)
+            try:
+                await life.outlet.open()
+            except BaseException:
+                await asyncio.shield(self.end(life))
+                raise
+        return life
+
+    async def _take(self, spec: SandboxSpec, image: Image) -> Life:
         if self._config.prewarm == 0:
             return await self._launch(spec, image)
         kind = Kind(image.id, spec.cpus, spec.memory_mb, spec.disk_mb, spec.pids)
@@ -223,6 +239,7 @@ class DockerBackend:
     async def _launch(self, spec: SandboxSpec, image: Image) -> Life:
         name = f"{self.lease}-{next(self._numbers)}"
         await self._admission.enter()
+        self._names.add(name)
         async with self._starts:
             try:
                 return await self._begin(name, spec, image)
@@ -276,6 +293,8 @@ class DockerBackend:
 
     async def end(self, life: Life) -> None:
         """End a living box and remove it."""
+        if life.outlet is not None:
+            life.outlet.close()
         life.stream.close(f"box {life.name} was stopped")
         if self._lives.pop(life.name, None) is not None:
             await self._remove(life.name)
@@ -284,10 +303,13 @@ class DockerBackend:
         life = self._lives.pop(name, None)
         if life is not None:
             life.stream.close(f"box {name} was stopped")
-        await asyncio.get_running_loop().run_in_executor(None, reaper.remove, self._engine, name)
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, reaper.remove, self._engine, name)
+        finally:
+            self._names.discard(name)  # where it could not be removed now, the reaper does it later
 
     async def _reap(self) -> None:
-        await asyncio.to_thread(reaper.reap, self._engine)
+        await asyncio.to_thread(reaper.reap, self._engine, self.lease, self._names.__contains__)
 
     async def _reap_now_and_then(self) -> None:
         while True:
@@ -309,9 +331,9 @@ class DockerBackend:
                 continue
             for box in found:
                 life = self._lives.get(box["Names"][0].lstrip("/"))
-                disk = int(box["Labels"][reaper.DISK_MB]) if life is not None else 0
-                if life is not None and box.get("SizeRw", 0) > disk << 20:
-                    life.stream.close(f"box {life.name} wrote more than its {disk} MB of disk")
+                most = DISKS * int(box["Labels"][reaper.DISK_MB]) if life is not None else 0
+                if life is not None and box.get("SizeRw", 0) > most << 20:
+                    life.stream.close(f"box {life.name} holds more than {most} MB, {DISKS} times its disk")
                     await self.end(life)
 
     async def close(self) -> None:
@@ -324,6 +346,7 @@ class DockerBackend:
         await asyncio.gather(*self._background, return_exceptions=True)
         try:
             await asyncio.gather(*(self.end(life) for life in list(self._lives.values())))
+            await self._reap()
             await asyncio.to_thread(reaper.remove_volume, self._engine, self.lease)
         except InfraFault as fault:
             log.warning("not everything was removed: %s", fault.detail)

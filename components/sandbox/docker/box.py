@@ -10,7 +10,7 @@ import asyncio
 import errno
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ from components.sandbox.contract import (
 )
 from components.sandbox.docker import changes
 from components.sandbox.docker.images import Image
+from components.sandbox.docker.outlet import Outlet
 from components.sandbox.docker.stream import BoxStream
 from components.sandbox.image import CopyStep, FileEntry, RunStep, normal_path, plain_user, read_tree
 from components.sandbox.terminal import PtyTerminal, shell_environment
@@ -57,6 +58,12 @@ class Life:
     image: Image
     stream: BoxStream
     oom_seen: int = 0
+    outlet: Outlet | None = None
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Variables that its programs need to find their way out."""
+        return {} if self.outlet is None else self.outlet.env
 
 
 async def run(
@@ -138,7 +145,7 @@ async def furnish(life: Life, spec: SandboxSpec) -> None:
 
 
 async def _set_up(life: Life, step: RunStep, timeout_s: float) -> None:
-    env = {**BASE_ENVIRONMENT, **life.image.env, **step.env}
+    env = {**BASE_ENVIRONMENT, **life.env, **life.image.env, **step.env}
     result = await run(life, ["/bin/sh", "-c", step.command], env=env, cwd=step.workdir, timeout_s=timeout_s)
     if result.exit_code != 0:
         ending = "timed out" if result.timed_out else f"exited {result.exit_code}"
@@ -187,7 +194,7 @@ class DockerBox:
         return await run(
             self._life,
             argv,
-            env={**self._env, **(env or {})},
+            env={**self._life.env, **self._env, **(env or {})},
             cwd=self._spec.workdir if cwd is None else cwd,
             timeout_s=timeout_s,
             stdin=stdin,
@@ -218,7 +225,7 @@ class DockerBox:
             "op": "terminal",
             "exit_id": exit_id,
             "argv": [*SHELL, *(() if echo else UNSHOWN)],
-            "env": {**self._env, **shell_environment(key, prompt)},
+            "env": {**self._life.env, **self._env, **shell_environment(key, prompt)},
             "cwd": self._spec.workdir,
             "rows": rows,
             "columns": columns,
@@ -251,7 +258,8 @@ class DockerBox:
         doubtful = sorted({*said["doubtful"], *(own & {f"/{HOME}/{name}" for name in AT_HOME})})
         reverted = [*said["changed"], *changed.reverted][: 2 * MOST_TOLD]
         left = Left(tuple(reverted), tuple(doubtful), tuple(said["ended"]))
-        life = await self._backend.launch(self._spec, self._life.image)
+        spec = replace(self._spec, network=self._spec.view_network)
+        life = await self._backend.launch(spec, self._life.image)
         try:
             await self._life.stream.copy_to(life.stream, changed.present, changed.removed, COPY_S)
         except OSError as error:

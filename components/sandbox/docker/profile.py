@@ -58,7 +58,7 @@ def host_config(api: Any, spec: SandboxSpec, tools_volume: str, *, quota: bool) 
     disk = spec.disk_mb << 20
     limits = {"nofile": OPEN_FILES, "core": 0, "fsize": disk}
     return api.create_host_config(
-        network_mode=spec.network,
+        network_mode="none",  # a box with a proxy has no other way out either
         cap_drop=["ALL"],
         cap_add=list(CAPABILITIES),
         security_opt=["no-new-privileges:true", f"seccomp={PROFILE}"],

@@ -11,7 +11,7 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -40,20 +40,26 @@ def is_left(found: Mapping[str, str], observer: leases.Owner, host: str, now: fl
     return found.get(HOST) == host and leases.is_orphan(leases.Owner(**json.loads(found[OWNER])), observer, 0.0)
 
 
-def reap(engine: Engine) -> list[str]:
-    """Remove what is left in an engine; the names of what was removed. Blocks; InfraFault when the engine is away."""
+def reap(engine: Engine, lease: str, alive: Callable[[str], bool]) -> list[str]:
+    """Remove what is left in an engine; the names of what was removed. Blocks; InfraFault when the engine is away.
+
+    Args:
+        lease: this process's own, whose boxes are left when they are not `alive` by name: their removal had failed.
+    """
     observer, host, now = leases.current_owner(), socket.gethostname(), time.time()
 
     def left(things: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [thing for thing in things if is_left(thing["Labels"], observer, host, now)]
 
     mine = {"label": LEASE}
-    boxes = left(engine.call_now("reaper", lambda api: api.containers(all=True, filters=mine)))
+    found = engine.call_now("reaper", lambda api: api.containers(all=True, filters=mine))
+    own = [box for box in found if box["Labels"][LEASE] == lease and not alive(box["Names"][0].lstrip("/"))]
+    boxes = [*own, *left([box for box in found if box["Labels"][LEASE] != lease])]
     removed = [box["Names"][0].lstrip("/") for box in boxes if remove(engine, box["Id"])]
     volumes = left(engine.call_now("reaper", lambda api: api.volumes(filters=mine))["Volumes"] or [])
     removed += [volume["Name"] for volume in volumes if remove_volume(engine, volume["Name"])]
     if removed:
-        log.warning("removed what ended owners left in the engine: %s", ", ".join(removed))
+        log.warning("removed what was left in the engine: %s", ", ".join(removed))
     return removed
 
 

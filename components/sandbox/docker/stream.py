@@ -48,6 +48,8 @@ class BoxStream:
         self._frames = frames.Unpacker()
         self._fault: InfraFault | None = None
         self._last_words = b""
+        self.on_connection: Callable[[dict[str, Any], bytes], None] | None = None
+        """Is told of connections to the box's proxy."""
         self._reading = asyncio.create_task(self._read())
 
     @property
@@ -149,6 +151,9 @@ class BoxStream:
         elif "tty" in body:
             if body["tty"] in self._lines:
                 self._lines[body["tty"]].receive(blob, ended="ended" in body)
+        elif "net" in body:
+            if self.on_connection is not None:
+                self.on_connection(body, blob)
         else:
             future = self._pending.pop(body["id"], None)
             if future is not None and not future.done():

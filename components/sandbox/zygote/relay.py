@@ -16,7 +16,7 @@ import threading
 import traceback
 from typing import Any, NamedTuple
 
-from . import frames, kernel, seal, seccomp, server, transfer, tty, users, wire
+from . import frames, kernel, seal, seccomp, server, transfer, tty, tunnel, users, wire
 from .build import Handles
 from .headtail import READ_BYTES, HeadTail
 from .userland import TOP_LINKS
@@ -72,6 +72,9 @@ class Screen:
 class BoxServer(server.Server):
     """The server of every box; here it also starts what no program may look into."""
 
+    default_signals = [number for number in server.DEFAULT_SIGNALS if number != signal.SIGXFSZ]
+    """A file that grows beyond the box's disk is an error that programs are told, not their end."""
+
     def _spawn(self, body: wire.Body, actions: list[users.Action]) -> int:
         """Guarded: with another effective group than its real one. The kernel lets nobody look into such a process,
         and bash, which gives the group up at once, stays like that, while what it runs is as any other program."""
@@ -98,6 +101,7 @@ class Relay:
         self._terminals: dict[int, int] = {}
         self._screens: dict[int, Screen] = {}
         self._masters: dict[int, Screen] = {}
+        self._tunnels = tunnel.Tunnels(self._poll, self._say)
 
     def run(self) -> None:
         """Until stdin or the server ends; the boundary at which a mistake in here ends the box."""
@@ -127,6 +131,8 @@ class Relay:
             elif fd in self._pipes:
                 if not self._pipes[fd].read():
                     self._forget(fd)
+            elif self._tunnels.takes(fd, event):
+                continue
             elif fd in self._masters:
                 self._on_master(self._masters[fd], event)
         return True
@@ -146,7 +152,8 @@ class Relay:
             "exec": self._exec, "terminal": self._terminal, "put": self._put, "get": self._get,
             "type": self._type, "prompted": self._prompted, "idle": self._idle, "taken": self._taken,
             "hang_up": self._hang_up, "seal": self._seal, "pack": self._pack, "unpack": self._unpack,
-            "ping": self._ping,
+            "ping": self._ping, "listen": self._listen, "net": self._net, "net_end": self._net, "net_taken": self._net,
+            "net_drop": self._net,
         }  # fmt: skip
         try:
             operation = operations.get(body["op"])
@@ -161,6 +168,21 @@ class Relay:
 
     def _ping(self, body: dict[str, Any], blob: bytes) -> None:
         self._say({"id": body["id"]})
+
+    def _listen(self, body: dict[str, Any], blob: bytes) -> None:
+        self._tunnels.listen(body["port"])
+        self._say({"id": body["id"]})
+
+    def _net(self, body: dict[str, Any], blob: bytes) -> None:
+        number = body["net"]
+        if body["op"] == "net":
+            self._tunnels.send(number, body["id"], blob)
+        elif body["op"] == "net_end":
+            self._tunnels.finish(number)
+        elif body["op"] == "net_taken":
+            self._tunnels.taken(number, body["bytes"])
+        else:
+            self._tunnels.drop(number)
 
     def _exec(self, body: dict[str, Any], blob: bytes) -> None:
         limit = body.pop("limit")

@@ -61,6 +61,9 @@ def describe(error: BaseException) -> wire.Body:
 class Server:
     """Serves one box until its manager or its zygote is gone."""
 
+    default_signals = DEFAULT_SIGNALS
+    """What programs begin with, whatever this process does about them."""
+
     def __init__(self, control: socket.socket, place: Place) -> None:
         self._control = control
         self._place = place
@@ -185,10 +188,10 @@ class Server:
         os.chdir(self._path(body["cwd"]))
         try:
             if who is not None:
-                pid = users.spawn(who, program, argv, env, actions, DEFAULT_SIGNALS)
+                pid = users.spawn(who, program, argv, env, actions, self.default_signals)
             else:
                 pid = os.posix_spawn(
-                    program, argv, env, file_actions=actions, setsid=True, setsigdef=DEFAULT_SIGNALS, setsigmask=[]
+                    program, argv, env, file_actions=actions, setsid=True, setsigdef=self.default_signals, setsigmask=[]
                 )
         finally:
             os.chdir("/")
