@@ -10,6 +10,7 @@ from prefect.artifacts import create_table_artifact
 from components.config import CampaignConfig
 from tasks import tracking
 from tasks.campaign import campaign_name
+from tasks.comparison import compare_with_last_night
 from tasks.drive import STAGE, Driven, drive
 from tasks.results import Checkpoint, Pool, Score
 from tasks.trajectories import log_trajectories
@@ -40,6 +41,8 @@ def _record(config: CampaignConfig, driven: Driven, score: Score, index: int) ->
         tracking.registry(campaign_name(config)).evaluated(result["checkpoint"], score.pass_rate)
     if trials := result.get("trials"):
         log_trajectories(driven.store, driven.run, trials, result["checkpoint"], index)
+        if index >= NIGHTLY_INDEX:
+            compare_with_last_night(driven.store, driven.run, campaign_name(config), suite, trials, index)
     columns = ("n", "pass_rate", "stderr", "mean_reward", "assertions_passed", "turns_mean", "infra_rate")
     rows = [{"tasks": "all", **{column: result.get(column) for column in columns}}]
     rows += [{"tasks": name, "pass_rate": value} for name, value in sorted(result.get("by_category", {}).items())]

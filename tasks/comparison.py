@@ -1,0 +1,64 @@
+"""Tonight's evaluation beside that of the night before: what was gained, what was lost, and whether it is chance."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+from prefect import get_run_logger
+from prefect.artifacts import create_markdown_artifact
+from prefect.events import emit_event
+
+from components.artifacts import ArtifactStore
+from tasks import tracking
+
+if TYPE_CHECKING:
+    from components.evaluation.compare import Comparison
+    from components.tracking import Run
+
+NIGHT = re.compile(r"(?P<folder>.*)/(?P<label>\d{4}-\d\d-\d\d-[^/]+)/trials$")
+REGRESSED = "longshell.evaluation.regressed"
+"""The event of a night whose checkpoint is worse than the one before it. An automation can send it to a person."""
+
+
+def compare_with_last_night(store: ArtifactStore, run: Run, campaign: str, suite: str, trials: str, index: int) -> None:
+    """Compares an evaluation's trials with those of the latest night before it, if there was one.
+
+    Leaves an artifact, the series `eval/<suite>/vs_previous/...`, and an event when it got worse.
+    """
+    from components.evaluation.compare import compare, describe, rates
+    from components.rollout import load_batch
+
+    before = night_before(store, trials)
+    if before is None:
+        return
+    found = compare(*(rates(load_batch(store.tree(key)).trials) for key in (before, trials)))
+    tracking.tracker().log_step(run, index, found.metrics(suite), time.time_ns() // 1_000_000)
+    text = f"# {_label(trials)} beside {_label(before)}\n\n{describe(found)}\n"
+    create_markdown_artifact(text, key=f"{campaign}-nightly-comparison".lower())
+    if found.verdict == "worse":
+        _tell(campaign, suite, _label(trials), _label(before), found)
+
+
+def night_before(store: ArtifactStore, trials: str) -> str | None:
+    """Key of the trials of the latest night before the one of `trials`; None when there is none."""
+    tonight = NIGHT.match(trials)
+    if tonight is None:
+        return None
+    found = (NIGHT.match(key) for key in store.list(tonight["folder"]))
+    nights = [night for night in found if night and night["label"][:10] < tonight["label"][:10]]
+    return max(nights, key=lambda night: night["label"])[0] if nights else None
+
+
+def _label(trials: str) -> str:
+    return trials.split("/")[-2]
+
+
+def _tell(campaign: str, suite: str, tonight: str, before: str, found: Comparison) -> None:
+    get_run_logger().warning("%s on %s is worse than %s: %+.1f points", tonight, suite, before, 100 * found.difference)
+    emit_event(
+        REGRESSED,
+        resource={"prefect.resource.id": f"longshell.campaign.{campaign}", "prefect.resource.name": campaign},
+        payload={"suite": suite, "evaluation": tonight, "previous": before, **found.to_json()},
+    )
