@@ -5,7 +5,8 @@ imported by nothing of ours. Every trial has a backend of its own, which ends wi
 (`--ek name=value`) are keys of `SandboxConfig`, and `state`, a folder for what a backend keeps.
 
 Invariant: what a task asks for is given, or its start is refused: CPUs and memory as limits, the network by Harbor's
-policy (`public` is every host that the proxy allows for `*`).
+policy (`public` is every host that the proxy allows for `*`). Only `--ek network=none` takes a network away, which a
+Docker engine needs for as long as it has no proxy.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ class LongshellEnvironment(BaseEnvironment):  # type: ignore[misc]
             NetworkMode.PUBLIC: ("*",),
             NetworkMode.ALLOWLIST: tuple(self.network_policy.allowed_hosts),
         }[self.network_policy.network_mode]
+        if self._settings.get("network") == "none":
+            hosts = ()
         asked: dict[str, Any] = {
             "cpus": self._effective_cpus or 1.0,
             "memory_mb": self._effective_memory_mb or DEFAULT_MEMORY_MB,

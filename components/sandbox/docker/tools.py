@@ -31,8 +31,11 @@ LABEL = "longshell.cache"
 LISTING = """
 import sys
 sys.path.append(sys.argv[1])
-import zygote.relay, encodings.utf_8, encodings.latin_1, encodings.ascii, linecache, json
-print(json.dumps([m.__file__ for m in list(sys.modules.values()) if getattr(m, "__file__", None)]))
+import zygote.relay, encodings.utf_8, encodings.latin_1, encodings.ascii, linecache, json, os
+found = {m.__file__ for m in list(sys.modules.values()) if getattr(m, "__file__", None)}
+root = os.path.dirname(os.__file__)
+found |= {p for name in sys.modules if os.path.isfile(p := f"{root}/{name.replace('.', '/')}.py")}  # replaced on import
+print(json.dumps(sorted(found)))
 """
 START = """
 import sys
