@@ -5,8 +5,7 @@ imported by nothing of ours. Every trial has a backend of its own, which ends wi
 (`--ek name=value`) are keys of `SandboxConfig`, and `state`, a folder for what a backend keeps.
 
 Invariant: what a task asks for is given, or its start is refused: CPUs and memory as limits, the network by Harbor's
-policy (`public` is every host that the proxy allows for `*`). Only `--ek network=none` takes a network away, which a
-Docker engine needs for as long as it has no proxy.
+policy (`public` is every host that the proxy allows for `*`). Only `--ek network=none` takes the network away.
 """
 
 from __future__ import annotations
@@ -88,7 +87,9 @@ class LongshellEnvironment(BaseEnvironment):  # type: ignore[misc]
             "pids": 512,
         }
         if hosts:
-            asked |= {"hosts": hosts, "network": "proxy", "verifier_network": "proxy", "build_network": "proxy"}
+            asked |= {"hosts": hosts, "network": "proxy", "verifier_network": "proxy"}
+            if self._settings.get("backend") != "docker":  # an engine builds by itself: docker.build_network
+                asked["build_network"] = "proxy"
         return SandboxConfig(**{**asked, **self._settings})
 
     async def start(self, force_build: bool) -> None:

@@ -73,7 +73,7 @@ def docker() -> Iterator[list[str]]:
         pytest.skip(dockerd.missing())
     with dockerd.engine() as running:
         engine = json.dumps({"host": running.host})
-        yield [dockerd.BASE, "backend=docker", f"docker={engine}", "network=none"]
+        yield [dockerd.BASE, "backend=docker", f"docker={engine}"]
 
 
 @pytest.mark.parametrize("kind", ["namespace", "docker"])
