@@ -51,7 +51,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     with tempfile.TemporaryDirectory() as folder:
-        model = _write_model(Path(folder))
+        model = write_model(Path(folder))
         engine = open_engine(Path(folder), slots=32, context=_CONTEXT)
     figures: dict[str, Any] = {}
     for name, ours, theirs, trial in (
@@ -182,7 +182,7 @@ def _generate(model: Any, ids: torch.Tensor, mask: torch.Tensor, new: int, setti
     return drawn
 
 
-def _write_model(folder: Path) -> Any:
+def write_model(folder: Path) -> Any:
     """The miniature's model with random weights; also returned as transformers runs it."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
     from transformers.utils import logging

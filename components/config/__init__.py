@@ -13,7 +13,7 @@ from components.config.ppo import (
     PpoConfig,
 )
 from components.config.rollout import CompactionConfig, HarnessConfig, RewardConfig, RolloutConfig, SandboxConfig
-from components.config.sampler import PublishConfig, SamplerConfig, SGLangConfig
+from components.config.sampler import HealthConfig, PublishConfig, SamplerConfig, SGLangConfig
 from components.config.training import CheckpointsConfig, OptimizerConfig, SupervisedConfig, TrainerConfig
 from components.config.world import DemonstrationConfig, HabitConfig, PoolConfig
 
@@ -29,6 +29,7 @@ __all__ = [
     "EvaluationConfig",
     "HabitConfig",
     "HarnessConfig",
+    "HealthConfig",
     "HlGaussConfig",
     "HybridConfig",
     "KernelsConfig",

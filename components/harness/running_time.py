@@ -39,6 +39,14 @@ class RunningTime:
             for timeout, when in due:
                 timeout.reschedule(None if when is None else when + waited)
 
+    def give_back(self, seconds: float) -> None:
+        """Takes seconds that have passed for not passed: what they were spent on was lost to the infrastructure."""
+        self.paused_s += seconds
+        for timeout in self._limits:
+            when = timeout.when()
+            if when is not None and not timeout.expired():
+                timeout.reschedule(when + seconds)
+
 
 class Limit:
     """A deadline on a trial's clock, as an asynchronous context.

@@ -28,7 +28,7 @@ from components.errors import CheckpointError, DamagedError, StoreError
 from components.jobs.job import Job, log
 from components.trainer import State, Trainer
 
-OF_THE_RUN = ("time/", "publish/", "resume/", "sandbox/")
+OF_THE_RUN = ("time/", "publish/", "fleet/", "resume/", "sandbox/")
 """Prefixes of figures that tell how a step went rather than what it computed."""
 
 

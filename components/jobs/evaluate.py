@@ -7,9 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from components.evaluation import SuiteScore, aggregate, evaluate, sampling_of
 from components.jobs.job import Job, log, main
-from components.jobs.world import open_sampler, open_world
+from components.jobs.world import Drawing, open_world
 from components.learning.batch import reward_of
 from components.pool import Pool, Task
 from components.records import Trial
@@ -24,9 +26,7 @@ def stage(job: Job) -> dict[str, Any]:
     pool = Pool(job.store.tree(job.inputs["pool"]) / "heldout")
     refs = pool.sample(int(job.inputs["trials"]), seed=0)
     tasks = [pool.load(ref.task_id) for ref in refs]
-    seed = job.config.seed * 1_000 + 500 + job.index
-    with open_sampler(job.config, checkpoint, seed=seed, routing=False, log=job.folder / "sampler.log") as sampler:
-        trials = asyncio.run(_run(job, checkpoint, sampler.url, tasks))
+    trials = asyncio.run(_run(job, checkpoint, tasks))
     score = aggregate(trials, job.config.reward)
     key = job.key(STAGE, job.inputs["label"], "trials")
     _keep(job, key, trials)
@@ -34,10 +34,13 @@ def stage(job: Job) -> dict[str, Any]:
     return _result(job, score, key)
 
 
-async def _run(job: Job, checkpoint: Path, url: str, tasks: list[Task]) -> list[Trial]:
+async def _run(job: Job, checkpoint: Path, tasks: list[Task]) -> list[Trial]:
     sampling = sampling_of(job.config.evaluation)
     label = job.inputs["label"]
-    async with open_world(job.config, checkpoint, url, job.folder) as world:
+    if job.config.sampler.placement == "ray":
+        ray.init(address="auto", logging_level="warning")
+    drawing = Drawing(seed=job.config.seed * 1_000 + 500 + job.index, routing=False, tell=log.warning)
+    async with open_world(job.config, checkpoint, job.folder, drawing) as world:
 
         async def attempt(task: Task, number: int, tried: int) -> Trial:
             name = trial_id(f"{job.campaign}/{label}", number, task.ref.task_id, tried)

@@ -15,7 +15,7 @@ import asyncio
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,11 +23,11 @@ from typing import Any
 
 import ray
 
-from components.errors import DriftError, InfraFault, ServiceError
+from components.errors import DriftError, InfraFault
 from components.jobs.commits import Commits, refused_states, resume
 from components.jobs.job import Job, log
-from components.jobs.rollouts import collect, start_actor
-from components.jobs.world import OpenSampler, client, open_sampler
+from components.jobs.rollouts import RolloutSide
+from components.jobs.world import client
 from components.learning import damaged, kept, learn, staleness_metrics
 from components.outcomes import REJECTIONS
 from components.planner import require
@@ -61,9 +61,8 @@ class Leg:
         job: Job,
         course: Course,
         trainer: Trainer,
-        actor: Any,
+        rollouts: RolloutSide,
         checkpoint: Path,
-        sampler: OpenSampler,
         commits: Commits,
     ) -> None:
         self._job = job
@@ -71,11 +70,10 @@ class Leg:
         self._commits = commits
         self._checkpoint = checkpoint
         self._trainer = trainer
-        self._actor = actor
-        self._sampler = sampler
-        self._weights = job.folder / "weights"
+        self._rollouts = rollouts
+        shared = job.config.publish.folder
+        self._weights = job.folder / "weights" if shared is None else Path(shared) / job.campaign / course.stage
         self._publisher = open_publisher(job.config.publish, self._weights)
-        self._restarts = 0
 
     def run(self, first: int, last: int) -> None:
         """Steps `first` up to, not including, `last`."""
@@ -173,11 +171,11 @@ class Leg:
         at = asdict(Cursor(self._job.config.seed)) if previous is None else previous["cursor"]
         unfinished = [] if previous is None else previous["unfinished"]
         folder = self._job.folder / "batches" / f"{step:06d}"
-        return self._actor.generate.remote(step, version, at, unfinished, str(folder))
+        return self._rollouts.begin(step, version, at, unfinished, str(folder))
 
     def _finish(self, step: int, pending: ray.ObjectRef) -> None:
         """Waits for the batch of `step` and puts it into the store; its description last."""
-        produced = collect(pending)
+        produced = self._rollouts.collect(pending)
         store = self._job.store
         store.put_tree(self._key("batches", f"{step:06d}"), self._job.folder / "batches" / f"{step:06d}")
         store.put_json(self._key("rollouts", f"{step:06d}"), produced)
@@ -190,39 +188,32 @@ class Leg:
         return dict(self._job.store.get_json(key))
 
     def _publish(self, version: int) -> int:
-        """Brings the trainer's weights to the sampler. One that is lost on the way is started anew with them.
+        """Brings the trainer's weights to the samplers. Those that it does not reach are started anew with them.
 
         Returns:
-            How many were lost.
-        """
-        publication = asyncio.run(self._exchange(version))
-        for fault in publication.lost.values():
-            self._reclaim(version, fault)
-        return len(publication.lost)
-
-    async def _exchange(self, version: int) -> Publication:
-        sampler = client(self._job.config, self._checkpoint, self._sampler.url)
-        try:
-            return await self._publisher.publish([sampler], self._trainer, version)
-        finally:
-            await sampler.close()
-
-    def _reclaim(self, version: int, fault: InfraFault) -> None:
-        """Starts a lost sampler anew, at its old URL.
+            How many it did not reach.
 
         Raises:
-            ServiceError: it runs by itself, its restarts are used up, or it does not start.
+            ServiceError: too few samplers are left.
         """
-        server, allowed = self._sampler.server, self._job.config.sampler.max_restarts
-        lost = f"the sampler at {self._sampler.url} was lost while version {version} was published ({fault})"
-        if server is None:
-            raise ServiceError(f"{lost}; it was not started from here: start it again, then resume the campaign")
-        if self._restarts == allowed:
-            raise ServiceError(f"{lost}, and its {allowed} restarts (sampler.max_restarts) are used up")
-        self._restarts += 1
-        log.warning("%s: restart %d of %d", lost, self._restarts, allowed)
-        self._trainer.save_hf(self._weights)
-        server.restart(self._weights, version)
+        urls = self._rollouts.hold()
+        publication = asyncio.run(self._exchange(list(urls.values()), version))
+        lost = {place: str(fault) for index, place in enumerate(urls) if (fault := publication.lost.get(index))}
+        config = self._job.config
+        missed = config.sampler.members - len(urls) + len(lost)
+        written = config.publish.method == "disk"
+        if missed and not written and (config.sampler.placement == "job" or config.publish.folder is not None):
+            self._trainer.save_hf(self._weights)  # for those that are to be brought to this version alone
+            written = True
+        self._rollouts.release(version, self._weights if written else None, lost)
+        return missed
+
+    async def _exchange(self, urls: Sequence[str], version: int) -> Publication:
+        samplers = [client(self._job.config, self._checkpoint, url) for url in urls]
+        try:
+            return await self._publisher.publish(samplers, self._trainer, version)
+        finally:
+            await asyncio.gather(*(sampler.close() for sampler in samplers))
 
     def _key(self, *parts: str | int) -> str:
         return self._job.key(self._course.stage, *parts)
@@ -249,11 +240,11 @@ def stepped(
     commits = Commits(job, course.stage, first=position.step, total=last - first, held=held, leg=job.index)
     with (
         commits,
-        _runtime(job, course, checkpoint) as (sampler, actor),
+        _rollouts(job, course, checkpoint) as rollouts,
         _trainer(job, checkpoint, position.state) as trainer,
     ):
         if position.step < last:
-            Leg(job, course, trainer, actor, checkpoint, sampler, commits).run(position.step, last)
+            Leg(job, course, trainer, rollouts, checkpoint, commits).run(position.step, last)
         yield trainer
 
 
@@ -269,19 +260,23 @@ def totals(job: Job, course: Course, first: int, last: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _runtime(job: Job, course: Course, checkpoint: Path) -> Iterator[tuple[OpenSampler, Any]]:
-    """A sampler and the rollout actor, for the time of the leg."""
-    seed = job.config.seed * 1_000 + job.index
-    with open_sampler(job.config, checkpoint, seed=seed, routing=True, log=job.folder / "sampler.log") as sampler:
-        ray.init(address="auto", logging_level="warning")
-        config = job.config.model_dump(mode="json")
-        tasks = str(job.store.tree(job.inputs["pool"]) / course.tasks)
-        finished = job.folder / "finished" / _lineage(job, course)
-        actor = start_actor(job.campaign, config, tasks, str(checkpoint), sampler.url, str(job.folder), str(finished))
-        try:
-            yield sampler, actor
-        finally:
-            ray.kill(actor)
+def _rollouts(job: Job, course: Course, checkpoint: Path) -> Iterator[RolloutSide]:
+    """The rollout actor with its samplers, for the time of the leg."""
+    ray.init(address="auto", logging_level="warning")
+    rollouts = RolloutSide(
+        job.campaign,
+        job.config.model_dump(mode="json"),
+        str(job.store.tree(job.inputs["pool"]) / course.tasks),
+        str(checkpoint),
+        job.config.seed * 1_000 + job.index,
+        str(job.folder),
+        str(job.folder / "finished" / _lineage(job, course)),
+    )
+    try:
+        rollouts.open()
+        yield rollouts
+    finally:
+        rollouts.close()
 
 
 def _lineage(job: Job, course: Course) -> str:

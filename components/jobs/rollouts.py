@@ -25,7 +25,7 @@ import ray
 from components.config import CampaignConfig, validate
 from components.errors import DriftError, RecordError
 from components.jobs.job import log
-from components.jobs.world import World, open_world
+from components.jobs.world import Drawing, World, open_world
 from components.learning.admission import Admitted, admit
 from components.learning.batch import assemble, reward_of
 from components.pool import Cursor, Pool, Task
@@ -44,10 +44,12 @@ from components.tito import stitch
 
 SPARE_SHARE = 0.5
 """Share of a batch that is drawn from the pool beyond what is launched, to replace tasks that keep faulting."""
+CLOSE_S = 8.0
+"""A job that is told to stop has `cluster.STOP_GRACE_S` for all that it leaves behind."""
 
 
 class Rollouts:
-    """Generates the batches of one leg, one after another. Made an actor by `start_actor`."""
+    """Generates the batches of one leg, one after another. Made an actor by `RolloutSide`."""
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class Rollouts:
         config: Mapping[str, Any],
         pool: str,
         checkpoint: str,
-        sampler_url: str,
+        seed: int,
         state: str,
         finished: str,
     ) -> None:
@@ -64,7 +66,7 @@ class Rollouts:
         self._pool = Pool(Path(pool))
         self._tasks: dict[str, Task] = {}
         self._checkpoint = Path(checkpoint)
-        self._url = sampler_url
+        self._seed = seed
         self._state = Path(state)
         self._stack = AsyncExitStack()  # for the life of the process, whose end also ends the sandboxes
         self._opened: tuple[Rollout[Task], World] | None = None
@@ -73,6 +75,35 @@ class Rollouts:
         self._step = 0
         self._reused = 0
         """Trials of the step that an earlier attempt had finished."""
+        self._told: list[str] = []
+        """What happened to the samplers and was not handed on yet."""
+
+    async def open(self) -> None:
+        """Starts the samplers and opens the sandboxes.
+
+        Raises:
+            CheckpointError, ServiceError: see `open_world`.
+        """
+        await self._open()
+
+    async def close(self) -> None:
+        """Ends the samplers, and what sandboxes there are."""
+        await self._stack.aclose()
+
+    async def hold(self) -> tuple[dict[int, str], list[str]]:
+        """The samplers that a publication is for, by their places, held until `release`; and what was told since."""
+        _, world = await self._open()
+        return await world.fleet.hold(), self._tellings()
+
+    async def release(self, version: int, weights: str | None, lost: Mapping[int, str]) -> list[str]:
+        """Ends a publication (see `Fleet.release`). Returns what was told."""
+        _, world = await self._open()
+        await world.fleet.release(version, None if weights is None else Path(weights), lost)
+        return self._tellings()
+
+    def _tellings(self) -> list[str]:
+        told, self._told = self._told, []
+        return told
 
     async def generate(
         self,
@@ -89,7 +120,7 @@ class Rollouts:
 
         Returns:
             {"metrics": series of the step, "cursor": where the data cursor stands afterwards, "unfinished": records of
-            what this step passed over}
+            what this step passed over, "told": lines about the samplers}
         """
         rollout, world = await self._open()
         self._step, self._reused = step, 0
@@ -114,15 +145,17 @@ class Rollouts:
         save_batch(Path(folder), result.trials, batch.samples, batch.trial_rewards, result.ledger)
         _, after = self._pool.draw(at, min(result.consumed, len(self._pool)))
         return {
-            "metrics": metrics | batch.metrics,
+            "metrics": metrics | batch.metrics | world.fleet.metrics(),
             "cursor": asdict(after),
             "unfinished": [trial.record() for trial in result.unfinished],
+            "told": self._tellings(),
         }
 
     async def _open(self) -> tuple[Rollout[Task], World]:
         if self._opened is None:
             config, barrier = self._config, Barrier()
-            world = await self._stack.enter_async_context(open_world(config, self._checkpoint, self._url, self._state))
+            drawing = Drawing(self._seed, routing=True, tell=self._told_of)
+            world = await self._stack.enter_async_context(open_world(config, self._checkpoint, self._state, drawing))
             rollout = Rollout(
                 campaign=self._campaign,
                 config=config.rollout,
@@ -133,6 +166,9 @@ class Rollouts:
             )
             self._opened = rollout, world
         return self._opened
+
+    def _told_of(self, line: str) -> None:
+        self._told.append(line)
 
     async def _run(self, world: World, barrier: Barrier, attempt: Attempt[Task]) -> Trial:
         """A trial from disk, where an attempt before this one has finished it, or run.
@@ -173,17 +209,54 @@ class Rollouts:
         return self._tasks[task_id]
 
 
-def start_actor(*arguments: Any) -> Any:
-    """A `Rollouts` in a process of its own; the handle's methods take the same arguments."""
-    return ray.remote(num_cpus=0, max_restarts=0)(Rollouts).remote(*arguments)
+class RolloutSide:
+    """The actor, as the leg sees it. What the actor tells about its samplers becomes warnings in the job's log."""
+
+    def __init__(self, *arguments: Any) -> None:
+        """A `Rollouts` in a process of its own; `arguments` are its."""
+        self._actor = ray.remote(num_cpus=0, max_restarts=0)(Rollouts).remote(*arguments)
+
+    def open(self) -> None:
+        """See `Rollouts.open`."""
+        _get(self._actor.open.remote())
+
+    def begin(self, *arguments: Any) -> ray.ObjectRef:
+        """Asks for a batch; `arguments` are those of `Rollouts.generate`."""
+        return self._actor.generate.remote(*arguments)
+
+    def collect(self, pending: ray.ObjectRef) -> dict[str, Any]:
+        """Waits for the batch."""
+        produced = dict(_get(pending))
+        _warn(produced.pop("told"))
+        return produced
+
+    def hold(self) -> dict[int, str]:
+        """See `Rollouts.hold`."""
+        held, told = _get(self._actor.hold.remote())
+        _warn(told)
+        return dict(held)
+
+    def release(self, version: int, weights: Path | None, lost: Mapping[int, str]) -> None:
+        """See `Rollouts.release`."""
+        _warn(_get(self._actor.release.remote(version, None if weights is None else str(weights), dict(lost))))
+
+    def close(self) -> None:
+        """Ends the actor, in order if it manages to in time: what it started ends with it in any case."""
+        ray.wait([self._actor.close.remote()], timeout=CLOSE_S)
+        ray.kill(self._actor)
 
 
-def collect(reference: ray.ObjectRef) -> dict[str, Any]:
-    """Waits for a batch that `generate` was asked for. The actor's own error is raised, not Ray's wrapper."""
+def _get(reference: ray.ObjectRef) -> Any:
+    """What an actor returns. Its own error is raised, not Ray's wrapper."""
     try:
-        return dict(ray.get(reference))
+        return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
 
 
-__all__ = ["Rollouts", "collect", "start_actor"]
+def _warn(lines: Sequence[str]) -> None:
+    for line in lines:
+        log.warning("%s", line)
+
+
+__all__ = ["RolloutSide", "Rollouts"]

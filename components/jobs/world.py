@@ -1,36 +1,40 @@
-"""What every job that runs trials needs: sandboxes, a sampler, a tokenizer, and one way to run a trial with them."""
+"""What every job that runs trials needs: sandboxes, samplers, a tokenizer, and one way to run a trial with them."""
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from components.config import CampaignConfig
+from components.errors import CheckpointError
 from components.gateway import ChatTemplate, Policy, SamplerPolicy, Trajectory
 from components.harness import run_trial, template_for
 from components.jobs.job import log
+from components.jobs.replicas import RayLauncher
 from components.pool import Task
 from components.records import Sampling, Trial
 from components.rollout import Attempt, Barrier, BehindBarrier
-from components.sampler import ModelGeometry, Sampler, SamplerServer, SGLangClient, launch_sampler
+from components.sampler import ModelGeometry, SGLangClient
+from components.sampler.blocking import in_thread
+from components.sampler.fleet import ChildLauncher, Fleet, GivenLauncher, Launcher, Serving, open_fleet
 from components.sandbox import SandboxBackend, open_backend
 from components.tito import BpeTokenizer
 
 
 @dataclass(frozen=True)
 class World:
-    """Sandboxes, sampler and tokenizer of one job."""
+    """Sandboxes, samplers and tokenizer of one job."""
 
     config: CampaignConfig
     backend: SandboxBackend
-    sampler: Sampler
+    fleet: Fleet
     tokenizer: BpeTokenizer
     template: ChatTemplate
 
@@ -44,41 +48,78 @@ class World:
         """
         config = self.config
         drawing = SamplerPolicy(
-            self.sampler,
+            self.fleet,
             stop_token_ids=self.template.stop_token_ids,
             session_id=attempt.trial_id,
             capture=capture,
             version=None if barrier is None else lambda: barrier.version,
         )
         policy: Policy = drawing if barrier is None else BehindBarrier(drawing, barrier, attempt.time)
-        return await run_trial(
-            attempt.task,
-            trial_id=attempt.trial_id,
-            backend=self.backend,
-            trajectory=Trajectory(policy, self.template, sampling=sampling),
-            config=config.harness,
-            sandbox=config.sandbox,
-            agent_timeout_s=config.rollout.agent_timeout_s,
-            verifier_timeout_s=config.rollout.verifier_timeout_s,
-            progress=attempt.progress,
-            time=attempt.time,
-        )
+        with self.fleet.trajectory(attempt.trial_id, attempt.time):
+            return await run_trial(
+                attempt.task,
+                trial_id=attempt.trial_id,
+                backend=self.backend,
+                trajectory=Trajectory(policy, self.template, sampling=sampling),
+                config=config.harness,
+                sandbox=config.sandbox,
+                agent_timeout_s=config.rollout.agent_timeout_s,
+                verifier_timeout_s=config.rollout.verifier_timeout_s,
+                progress=attempt.progress,
+                time=attempt.time,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What the samplers of a job are for.
+
+    Attributes:
+        seed: of their draws.
+        routing: whether experts are captured.
+        tell: is given a line each time that a replica ends or serves again.
+    """
+
+    seed: int
+    routing: bool
+    tell: Callable[[str], None]
 
 
 @asynccontextmanager
-async def open_world(config: CampaignConfig, checkpoint: Path, sampler_url: str, state: Path) -> AsyncIterator[World]:
-    """Sandboxes, and a connection to the sampler at `sampler_url`, which serves `checkpoint`."""
+async def open_world(config: CampaignConfig, checkpoint: Path, state: Path, drawing: Drawing) -> AsyncIterator[World]:
+    """Sandboxes, and samplers that serve `checkpoint` as version 0.
+
+    Args:
+        state: the job's scratch folder.
+
+    Raises:
+        CheckpointError: `checkpoint` is no model folder, or its parts are not of one model; nothing was started.
+        ServiceError: a sampler does not start, or is not set up for what will be asked of it.
+    """
     tokenizer = BpeTokenizer.load(checkpoint)
+    require_vocabulary(config, checkpoint, tokenizer)
     template = template_for(tokenizer, config.harness)
-    sampler = client(config, checkpoint, sampler_url)
-    try:
+    serving = Serving(config.sampler, checkpoint, drawing.seed, drawing.routing, state)
+    async with _launcher(serving) as launcher, open_fleet(serving, launcher, drawing.tell) as fleet:
         backend = await open_backend(config.sandbox, state)
         try:
-            yield World(config, backend, sampler, tokenizer, template)
+            yield World(config, backend, fleet, tokenizer, template)
         finally:
             await backend.close()
-    finally:
-        await sampler.close()
+
+
+def require_vocabulary(config: CampaignConfig, checkpoint: Path, tokenizer: BpeTokenizer) -> None:
+    """Tokenizer, sampler and trainer must mean the same by an id. The sampler's is the checkpoint's.
+
+    Raises:
+        CheckpointError: they do not.
+    """
+    served, trained, spelled = ModelGeometry.read(checkpoint).vocab_size, config.model.vocab_size, tokenizer.vocab_size
+    if served != trained or spelled > served:
+        raise CheckpointError(
+            f"{checkpoint}: its tokenizer has {spelled} tokens, its model (which the samplers serve) {served}, and the "
+            f"trainer's (model.vocab_size) {trained}; the last two must be equal, and the first at most as many"
+        )
 
 
 def client(config: CampaignConfig, checkpoint: Path, sampler_url: str) -> SGLangClient:
@@ -87,33 +128,16 @@ def client(config: CampaignConfig, checkpoint: Path, sampler_url: str) -> SGLang
     return SGLangClient(sampler_url, model=geometry, request_timeout_s=config.sampler.request_timeout_s)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenSampler:
-    """A sampler that serves; `server` is None when it runs by itself and cannot be started anew from here."""
-
-    url: str
-    server: SamplerServer | None
-
-
-@contextmanager
-def open_sampler(
-    config: CampaignConfig, checkpoint: Path, *, seed: int, routing: bool, log: Path
-) -> Iterator[OpenSampler]:
-    """A sampler that serves `checkpoint` as version 0: one that is started for the time of the context, or a given one.
-
-    Raises:
-        CheckpointError: `checkpoint` is no model folder; nothing was started.
-        ServiceError: the sampler does not start, or is not set up for what will be asked of it.
-        InfraFault: a given sampler does not answer or cannot load the checkpoint.
-    """
-    ModelGeometry.read(checkpoint)
-    for url in config.sampler.urls:  # one at most
-        with _alone(url):
-            asyncio.run(_take_over(client(config, checkpoint, url), checkpoint, routing))
-            yield OpenSampler(url, None)
-            return
-    with launch_sampler(config.sampler, checkpoint, seed=seed, routing=routing, log_path=log) as server:
-        yield OpenSampler(server.url, server)
+@asynccontextmanager
+async def _launcher(serving: Serving) -> AsyncIterator[Launcher]:
+    """What starts the replicas, as configured. Those that run by themselves are held for the time of the context."""
+    if not serving.config.urls:
+        yield RayLauncher(serving) if serving.config.placement == "ray" else ChildLauncher(serving)
+        return
+    with ExitStack() as held:
+        for url in sorted(serving.config.urls):  # in one order everywhere, so that no two jobs wait for each other
+            await in_thread(partial(held.enter_context, _alone(url)))
+        yield GivenLauncher(serving)
 
 
 @contextmanager
@@ -127,15 +151,3 @@ def _alone(url: str) -> Iterator[None]:
             log.info("waiting for the sampler at %s, which another job uses", url)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-async def _take_over(sampler: SGLangClient, checkpoint: Path, routing: bool) -> None:
-    """Makes a sampler that ran before serve the checkpoint, whatever it served and whoever left it paused."""
-    try:
-        await sampler.probe(routing=routing)
-        await sampler.pause()
-        await sampler.flush_cache()
-        await sampler.update_weights(str(checkpoint), 0)
-        await sampler.resume()
-    finally:
-        await sampler.close()

@@ -24,7 +24,7 @@ PROCESS = 0.35 * GIB
 """Resident memory of a process with torch and Megatron, or torch and the sampler, before it has a model (measured)."""
 SERVICES = 1.2 * GIB
 """Prefect, Ray and MLflow, idle (measured)."""
-SAMPLERS = 2
+FLEETS = 2
 """One for the rollouts, and one for the evaluation that runs beside them."""
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Where a container's memory limit is written, in control groups v2 and v1."""
@@ -98,8 +98,9 @@ def host(config: CampaignConfig, memory: int | None = None) -> HostReport:
     if config.sampler.engine == "embedded":
         width = 1 if config.sampler.dtype == "float32" else 0.5
         sequences = config.sampler.slots * config.sampler.context_tokens
-        terms["samplers"] = SAMPLERS * (PROCESS + width * FP32 * actor.parameters)
-        terms["sampler caches"] = SAMPLERS * width * 2.0 * actor.kv_bytes_per_token * sequences
+        samplers = FLEETS * config.sampler.replicas
+        terms["samplers"] = samplers * (PROCESS + width * FP32 * actor.parameters)
+        terms["sampler caches"] = samplers * width * 2.0 * actor.kv_bytes_per_token * sequences
     return HostReport(terms, tokens, machine_memory() if memory is None else memory)
 
 

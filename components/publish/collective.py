@@ -23,7 +23,8 @@ from torch import Tensor
 from components.errors import FaultCause, InfraFault
 from components.publish.barrier import Publication, Roll, WeightSource, at_barrier
 from components.sampler import GroupAddress, Sampler, TensorSpec
-from components.sampler.weight_group import WeightGroup, in_thread, open_store
+from components.sampler.blocking import in_thread
+from components.sampler.weight_group import WeightGroup, open_store
 
 _LEAVE_TIMEOUT_S = 5.0
 

@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 import uuid
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,12 +36,24 @@ class SGLangClient:
     Args:
         model: what the server's answers are checked against.
         request_timeout_s: deadline of a generation, and of loading weights. Must exceed the longest pause.
+        dp: data-parallel ranks of the server, over which trajectories are spread; each stays with its own.
+        keep_aborted: returns answers that somebody else aborted, too, for a caller that tells the cases apart.
     """
 
-    def __init__(self, url: str, *, model: ModelGeometry, request_timeout_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: ModelGeometry,
+        request_timeout_s: float = 600.0,
+        dp: int = 1,
+        keep_aborted: bool = False,
+    ) -> None:
         self.url = url.rstrip("/")
         self._model = model
         self._request_timeout_s = request_timeout_s
+        self._dp = dp
+        self._keep_aborted = keep_aborted
         self._session: aiohttp.ClientSession | None = None
         self._abort_marks = 0
         self._in_session = False
@@ -60,13 +73,15 @@ class SGLangClient:
         self._check(prompt, max_new_tokens, stop_token_ids, routing_start)
         mark = self._abort_marks
         body = _generate_body(prompt, sampling, max_new_tokens, stop_token_ids, routing_start)
+        if self._dp > 1:  # by itself SGLang takes the ranks in turn, and a prefix is cached on one of them
+            body["routed_dp_rank"] = zlib.crc32(session_id.encode()) % self._dp
         answer = await self._call("POST", "/generate", body, self._request_timeout_s)
         return read_generation(
             answer,
             prompt_tokens=len(prompt),
             routing_start=routing_start,
             geometry=self._model,
-            accept_abort=self._abort_marks != mark,
+            accept_abort=self._keep_aborted or self._abort_marks != mark,
         )
 
     async def abort_all(self) -> None:

@@ -17,16 +17,18 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from components.config import SamplerConfig
 from components.errors import ServiceError
+from components.sampler.sglang import Place, flags, sglang_command
 
 _ROOT = Path(__file__).parents[2]
-_HOST = "127.0.0.1"
+LOCAL = "127.0.0.1"
+"""The address that only this machine reaches."""
 _LOG_LINES = 20
 # The embedded server answers what it has and closes its sockets within a second; three are patience.
 _EMBEDDED_GRACE_S = 3.0
@@ -41,29 +43,30 @@ class _Launch:
     """How one server is started, again and again.
 
     Attributes:
-        command: from (model folder, weight version, port) to the command line.
+        command: from (model folder, weight version, port, seed) to the command line.
         environment: beyond this process's own.
-        wait: from (process, port, timeout in seconds) to the port that answers; ServiceError when none does.
+        wait: from (process, host, port, timeout in seconds) to the port that answers; ServiceError when none does.
         grace_s: how long it may take to end in order.
         guarded: it must not be killed at once, since it ends others.
     """
 
     name: str
-    command: Callable[[Path, int, int], list[str]]
+    host: str
+    command: Callable[[Path, int, int, int], list[str]]
     environment: dict[str, str]
-    wait: Callable[[subprocess.Popen[bytes], int, float], int]
+    wait: Callable[[subprocess.Popen[bytes], str, int, float], int]
     timeout_s: float
     grace_s: float
     guarded: bool
     log_path: Path
 
-    def start(self, model_path: Path, weight_version: int, port: int) -> tuple[subprocess.Popen[bytes], int]:
+    def start(self, model_path: Path, weight_version: int, port: int, seed: int) -> tuple[subprocess.Popen[bytes], int]:
         """Starts the server and waits until it answers."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             offset = log.tell()
             process = subprocess.Popen(
-                self.command(model_path, weight_version, port),
+                self.command(model_path, weight_version, port, seed),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -71,11 +74,11 @@ class _Launch:
                 start_new_session=True,  # Ctrl-C reaches the parent, which then closes the server in order
             )
         try:
-            return process, self.wait(process, port, self.timeout_s)
+            return process, self.wait(process, self.host, port, self.timeout_s)
         except BaseException as error:
             self.drop(process)
             if isinstance(error, ServiceError):
-                tail = _tail(self.log_path, offset)
+                tail = tail_of(self.log_path, offset)
                 raise ServiceError(f"{self.name} for {model_path}: {error}\n{tail}") from None
             raise
 
@@ -87,10 +90,10 @@ class _Launch:
 class SamplerServer:
     """A running server. `close()` ends it; so does the end of a `with` block, or of this process."""
 
-    def __init__(self, launch: _Launch, model_path: Path, weight_version: int, port: int) -> None:
+    def __init__(self, launch: _Launch, model_path: Path, weight_version: int, port: int, seed: int) -> None:
         self._launch = launch
-        self._process, self._port = launch.start(model_path, weight_version, port)
-        self.url = f"http://{_HOST}:{self._port}"
+        self._process, self._port = launch.start(model_path, weight_version, port, seed)
+        self.url = f"http://{launch.host}:{self._port}"
         self.log_path = launch.log_path
 
     @property
@@ -101,17 +104,26 @@ class SamplerServer:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def restart(self, model_path: Path, weight_version: int) -> None:
+    @property
+    def exit_code(self) -> int | None:
+        """How the process ended, as `subprocess` tells it; None while it runs."""
+        return self._process.poll()
+
+    def restart(self, model_path: Path, weight_version: int, seed: int) -> None:
         """Ends what runs, however it does, and starts anew with other weights at the same URL.
 
         Raises:
             ServiceError: the new one did not become ready; nothing runs then.
         """
         self._launch.drop(self._process)
-        self._process, _ = self._launch.start(model_path, weight_version, self._port)
+        self._process, _ = self._launch.start(model_path, weight_version, self._port, seed)
+
+    def kill(self) -> None:
+        """Ends the server as fast as all of its processes allow, and waits for it. Idempotent."""
+        self._launch.drop(self._process)
 
     def close(self) -> None:
-        """Ends the server and waits for it. Idempotent."""
+        """Ends the server in order and waits for it. Idempotent."""
         _end(self._process, self._launch.grace_s)
 
     def __enter__(self) -> SamplerServer:
@@ -131,6 +143,7 @@ def launch_sampler(
     routing: bool,
     log_path: Path,
     weight_version: int = 0,
+    host: str = LOCAL,
     port: int = 0,
 ) -> SamplerServer:
     """Starts the configured server for a checkpoint folder and waits until it accepts requests.
@@ -138,23 +151,25 @@ def launch_sampler(
     Args:
         routing: capture the experts of every token.
         log_path: the server's log; appended to.
+        host: address of this machine that it listens on.
         port: 0 takes a free one.
 
     Raises:
         ServiceError: it ended, or was not ready within `config.start_timeout_s`.
     """
     if config.sglang is None:
-        how = _embedded(config, seed, routing, log_path)
+        how = _embedded(config, host, routing, log_path)
     else:
-        how = _sglang(config, seed, routing, log_path)
-        port = port or _free_port()
-    return SamplerServer(how, model_path, weight_version, port)
+        how = _sglang(config, host, routing, log_path)
+        port = port or _free_port(host)
+    return SamplerServer(how, model_path, weight_version, port, seed)
 
 
-def _embedded(config: SamplerConfig, seed: int, routing: bool, log_path: Path) -> _Launch:
-    def command(model_path: Path, weight_version: int, port: int) -> list[str]:
+def _embedded(config: SamplerConfig, host: str, routing: bool, log_path: Path) -> _Launch:
+    def command(model_path: Path, weight_version: int, port: int, seed: int) -> list[str]:
         values = {
             "--model": model_path,
+            "--host": host,
             "--port": port,
             "--slots": config.slots,
             "--context": config.context_tokens,
@@ -167,67 +182,63 @@ def _embedded(config: SamplerConfig, seed: int, routing: bool, log_path: Path) -
             "--parent": os.getpid(),
         }
         capture = ["--enable-return-routed-experts"] if routing else []
-        return [sys.executable, "-m", "components.sampler.server", *_flags(values), *capture]
+        return [sys.executable, "-m", "components.sampler.server", *flags(values), *capture]
 
     environment = {"OMP_NUM_THREADS": str(config.threads), "PYTHONPATH": _python_path()}
-    timeout_s = config.start_timeout_s
-    return _Launch("embedded sampler", command, environment, _wait_line, timeout_s, _EMBEDDED_GRACE_S, False, log_path)
+    return _Launch(
+        name="embedded sampler",
+        host=host,
+        command=command,
+        environment=environment,
+        wait=_wait_line,
+        timeout_s=config.start_timeout_s,
+        grace_s=_EMBEDDED_GRACE_S,
+        guarded=False,
+        log_path=log_path,
+    )
 
 
-def _sglang(config: SamplerConfig, seed: int, routing: bool, log_path: Path) -> _Launch:
+def _sglang(config: SamplerConfig, host: str, routing: bool, log_path: Path) -> _Launch:
     settings = config.sglang
     assert settings is not None
 
-    def command(model_path: Path, weight_version: int, port: int) -> list[str]:
-        values = {
-            "--model-path": model_path,
-            "--host": _HOST,
-            "--port": port,
-            # By itself SGLang takes an ephemeral one and binds it a minute later, when it may be gone.
-            "--nccl-port": _free_port(),
-            "--dtype": config.dtype,
-            "--context-length": config.context_tokens,
-            "--max-running-requests": config.slots,
-            # The whole prompt in one piece crashes capture in 0.5.12: a positive chunk is the rule.
-            "--chunked-prefill-size": config.prefill_tokens,
-            "--random-seed": seed,
-            "--weight-version": weight_version,
-            # What a request leaves out is SGLang's neutral value, not the checkpoint's generation_config.json.
-            "--sampling-defaults": "openai",
-        }
-        # Ids are all that is exchanged, and a checkpoint of ours need not have a tokenizer that SGLang reads.
-        switches = ["--skip-tokenizer-init", *(["--enable-return-routed-experts"] if routing else [])]
+    def command(model_path: Path, weight_version: int, port: int, seed: int) -> list[str]:
         guard = [sys.executable, "-m", "components.sampler.guardian", "--parent", str(os.getpid())]
         guard += ["--grace-s", str(_SGLANG_GRACE_S)]
         # `env`, since the guardian is ours and must not see what the server is given (PYTHONPATH, say).
         given = [f"{name}={value}" for name, value in settings.environment.items()]
-        server = ["env", *given, settings.python, "-m", "sglang.launch_server"]
-        return [*guard, *server, *_flags(values), *switches, *settings.arguments]
+        place = Place(host, port, _free_port(host), seed)
+        server = sglang_command(config, model_path, weight_version=weight_version, place=place, routing=routing)
+        return [*guard, "env", *given, *server]
 
-    # /health then says whether the server is up; otherwise it generates, and hangs while paused.
-    environment = {"PYTHONPATH": _python_path(), "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
-    timeout_s, grace_s = config.start_timeout_s, _SGLANG_GRACE_S + 1
-    return _Launch("SGLang", command, environment, _wait_health, timeout_s, grace_s, True, log_path)
-
-
-def _flags(values: Mapping[str, object]) -> list[str]:
-    return [str(part) for pair in values.items() for part in pair]
+    return _Launch(
+        name="SGLang",
+        host=host,
+        command=command,
+        # /health then says whether the server is up; otherwise it generates, and hangs while paused.
+        environment={"PYTHONPATH": _python_path(), "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"},
+        wait=_wait_health,
+        timeout_s=config.start_timeout_s,
+        grace_s=_SGLANG_GRACE_S + 1,
+        guarded=True,
+        log_path=log_path,
+    )
 
 
 def _python_path() -> str:
     return os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
 
 
-def _free_port() -> int:
+def _free_port(host: str) -> int:
     """A port that is free now, from below the range that the kernel gives to outgoing connections."""
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((_HOST, port))
+            probe.bind((host, port))
             return port
     raise ServiceError(f"no port from {_PORTS[0]} to {_PORTS[-1]} is free")
 
 
-def _wait_line(process: subprocess.Popen[bytes], port: int, timeout_s: float) -> int:
+def _wait_line(process: subprocess.Popen[bytes], host: str, port: int, timeout_s: float) -> int:
     """Reads the embedded server's ready line.
 
     Raises:
@@ -249,7 +260,7 @@ def _wait_line(process: subprocess.Popen[bytes], port: int, timeout_s: float) ->
     return ready["port"]
 
 
-def _wait_health(process: subprocess.Popen[bytes], port: int, timeout_s: float) -> int:
+def _wait_health(process: subprocess.Popen[bytes], host: str, port: int, timeout_s: float) -> int:
     """Asks SGLang's `/health` until it answers 200, which it does after its warm-up.
 
     Raises:
@@ -260,7 +271,7 @@ def _wait_health(process: subprocess.Popen[bytes], port: int, timeout_s: float) 
         if process.poll() is not None:
             raise ServiceError(f"ended with exit code {process.returncode} before it was ready")
         try:
-            with urllib.request.urlopen(f"http://{_HOST}:{port}/health", timeout=_POLL_S * 5):
+            with urllib.request.urlopen(f"http://{host}:{port}/health", timeout=_POLL_S * 5):
                 return port
         except (urllib.error.URLError, OSError):
             time.sleep(_POLL_S)
@@ -279,7 +290,8 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
     process.stdout.close()
 
 
-def _tail(path: Path, offset: int) -> str:
+def tail_of(path: Path, offset: int = 0) -> str:
+    """The last lines of a log, from `offset` on."""
     with path.open("rb") as file:
         file.seek(offset)
         lines = file.read().decode(errors="replace").splitlines()

@@ -7,11 +7,9 @@ Every operation ends within the group's timeout; those that block run in threads
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +17,6 @@ from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, Store, TCP
 
 from components.errors import FaultCause, InfraFault
 from components.sampler.protocol import GroupAddress
-
-T = TypeVar("T")
 
 # First device of each backend in torch's own table, part of the keys.
 _DEVICE = {"gloo": "cpu", "nccl": "cuda"}
@@ -97,34 +93,6 @@ def _backend(kind: str, store: Store, rank: int, size: int, timeout: timedelta) 
 
 def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
-
-
-async def in_thread(call: Callable[[], T]) -> T:
-    """Runs a call that blocks in a thread of its own. When the awaiting task is cancelled, the thread is left alone."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(set_it: Callable[[], None]) -> None:
-        if not future.done():
-            set_it()
-
-    def run() -> None:
-        try:
-            result = call()
-        except BaseException as error:  # handed to the awaiting task
-            failure = error
-            tell(lambda: future.set_exception(failure))
-        else:
-            tell(lambda: future.set_result(result))
-
-    def tell(set_it: Callable[[], None]) -> None:
-        try:
-            loop.call_soon_threadsafe(settle, set_it)
-        except RuntimeError:
-            return  # the loop is closed, nobody waits
-
-    threading.Thread(target=run, daemon=True).start()
-    return await future
 
 
 def empty(dtype: str, shape: Sequence[int]) -> Tensor:

@@ -135,7 +135,7 @@ class ReplicaSuite(PublisherSuite):
         assert publication.lost[0].cause is FaultCause.SAMPLER
         assert publication.seconds < 12
         assert_drawn_by(await draw(clients[1]), other_oracle)
-        servers[0].restart(other_folder, 61)
+        servers[0].restart(other_folder, 61, seed=0)
         answer = await draw(clients[0])
         assert answer.weight_version == 61
         assert_drawn_by(answer, other_oracle)

@@ -63,3 +63,18 @@ async def test_a_trial_that_is_cancelled_while_it_waits_leaves_at_once():
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+async def test_seconds_that_are_given_back_are_added_to_every_limit_that_has_not_run_out() -> None:
+    time = RunningTime()
+    short, long = time.limit(0.05), time.limit(0.1)
+    started = asyncio.get_running_loop().time()
+    async with long:
+        with pytest.raises(TimeoutError):
+            async with short:
+                await asyncio.sleep(1)
+        time.give_back(0.2)
+        await asyncio.sleep(max(0.0, started + 0.2 - asyncio.get_running_loop().time()))
+    assert not long.expired
+    assert short.expired
+    assert time.paused_s == 0.2

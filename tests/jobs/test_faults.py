@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
-import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -29,17 +27,14 @@ from components.config import PoolConfig, load
 from components.errors import DriftError, Failure, FaultCause, JobFailed, ServiceError
 from components.jobs import rollouts
 from components.jobs.rollouts import Rollouts
-from components.jobs.world import OpenSampler
 from components.pool import Cursor, Pool, Split, Task, generate
 from components.pool.directory import write_task
 from components.pool.index import index_folder
 from components.records import Sample, Trial, Turn
 from components.rollout import Attempt, Ledger, Outcome, SpooledBatch, load_batch
-from components.sampler import ModelGeometry, SGLangClient, launch_sampler
 from components.tito import Tokenizer
-from tests.conformance.publisher_suite import draw
 from tests.harness.parts import ByteTokenizer
-from tests.jobs.test_reclaim import CONTEXT, MINIATURE, leg
+from tests.jobs.test_reclaim import MINIATURE, leg, side_of
 from tests.rollout.parts import graded, tasks
 from tests.rollout.test_carry import end_all
 from tests.sampler.conftest import model_folder, other_folder  # noqa: F401
@@ -75,7 +70,9 @@ class Leg:
 
     @asynccontextmanager
     async def world(self, *_: object) -> AsyncIterator[Any]:
-        yield SimpleNamespace(tokenizer=ByteTokenizer(), run=self.run, backend=SimpleNamespace(counts={}))
+        fleet = SimpleNamespace(metrics=dict)
+        backend = SimpleNamespace(counts={})
+        yield SimpleNamespace(tokenizer=ByteTokenizer(), run=self.run, fleet=fleet, backend=backend)
 
     async def run(self, attempt: Attempt[Task], *_: object, **__: object) -> Trial:
         self.served.append(attempt.task.ref.task_id)
@@ -91,7 +88,7 @@ class Leg:
         """A process that runs one step from the record before it, commits its own, and is killed. What it served."""
         self.served.clear()
         config = load(MINIATURE, [*CARRYING, *self.overrides]).model_dump(mode="json")
-        folders = str(self.pool.folder), "checkpoint", "url", str(self.folder / "state"), str(self.folder / "finished")
+        folders = str(self.pool.folder), "checkpoint", 0, str(self.folder / "state"), str(self.folder / "finished")
         actor, before = Rollouts("c", config, *folders), json.loads(json.dumps(self.record))
         batch = str(self.folder / f"batch-{step}")
         self.record = await actor.generate(step, step, before["cursor"], before["unfinished"], batch)
@@ -138,14 +135,6 @@ async def test_a_process_that_follows_a_killed_one_runs_no_trial_again_that_had_
     assert len(load_batch(tmp_path / "batch-0").trials) == 8
 
 
-async def version_of(url: str, checkpoint: Path) -> int:
-    client = SGLangClient(url, model=ModelGeometry.read(checkpoint, CONTEXT))
-    try:
-        return (await draw(client)).weight_version
-    finally:
-        await client.close()
-
-
 @pytest.mark.parametrize("method", [pytest.param("disk", marks=pytest.mark.nightly), "collective"])
 def test_a_killed_sampler_is_started_anew_until_its_restarts_are_used_up(
     tmp_path: Path,
@@ -156,15 +145,15 @@ def test_a_killed_sampler_is_started_anew_until_its_restarts_are_used_up(
     # NeMo-RL #3613: an engine that kept dying was started again for ever; the run stood still and called that healthy.
     overrides = [f"publish.method={method}", "publish.timeout_s=30", "sampler.max_restarts=1", "sampler.slots=2"]
     config = load(MINIATURE, overrides)
-    with launch_sampler(config.sampler, model_folder, seed=0, routing=True, log_path=tmp_path / "log") as server:
-        running = leg(tmp_path, config, model_folder, other_folder, OpenSampler(server.url, server))
+    with side_of(config, model_folder, tmp_path) as side:
+        running = leg(tmp_path, config, model_folder, other_folder, side)
         assert running._publish(1) == 0
-        os.kill(server.pid, signal.SIGKILL)
+        side.kill(0)
         assert running._publish(2) == 1
-        assert asyncio.run(version_of(server.url, model_folder)) == 2
+        assert side.version_of(0, model_folder) == 2
         assert running._publish(3) == 0
-        os.kill(server.pid, signal.SIGKILL)
-        with pytest.raises(ServiceError, match=r"version 4 was published.*1 restarts .*are used up"):
+        side.kill(0)
+        with pytest.raises(ServiceError, match=r"0 of 1 replicas are left(?s:.)*lost while version 4 was published"):
             running._publish(4)
 
 
@@ -320,7 +309,7 @@ def test_a_batch_that_was_damaged_in_the_store_costs_those_trials_until_they_are
     trials = [graded(f"t{number}", task.ref, routing=True) for number, task in enumerate(supply)]
     samples = [tito.stitch(trial.turns, ByteTokenizer(), trial_id=trial.trial_id)[0] for trial in trials]
     job = SimpleNamespace(config=load(MINIATURE), folder=tmp_path)
-    running = leg_module.Leg(job, leg_module.Course("rl", "train", 1), None, None, tmp_path, None, None)  # type: ignore[arg-type]
+    running = leg_module.Leg(job, leg_module.Course("rl", "train", 1), None, None, tmp_path, None)  # type: ignore[arg-type]
 
     def lost(count: int) -> list[str]:
         broken = [permuted(sample) if place < count else sample for place, sample in enumerate(samples)]

@@ -17,10 +17,11 @@ START_TIMEOUT_S = 500.0
 """Half a minute on an idle machine."""
 SGLANG = SGLangConfig(
     python=PYTHON or "",
+    attention_backend="torch_native",
+    memory_fraction=0.1,
     # What a CPU needs beyond what `launch_sampler` passes everywhere.
     arguments=(
-        "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
-        "--disable-overlap-schedule", "--disable-cuda-graph", "--mem-fraction-static", "0.1",
+        "--device", "cpu", "--sampling-backend", "pytorch", "--disable-overlap-schedule", "--disable-cuda-graph",
         "--max-total-tokens", "8192",
     ),
     environment={

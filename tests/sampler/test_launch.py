@@ -129,7 +129,10 @@ def launch_fake(tmp_path: Path, **environment: str) -> SamplerServer:
     python.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/fake.py "$@"\n')
     python.chmod(0o755)
     settings = SGLangConfig(
-        python=str(python), arguments=("--tp", "2"), environment={"FAKE_FOLDER": str(tmp_path), **environment}
+        python=str(python),
+        tp=2,
+        arguments=("--log-level", "info"),
+        environment={"FAKE_FOLDER": str(tmp_path), **environment},
     )
     config = SamplerConfig(engine="sglang", sglang=settings, context_tokens=512, start_timeout_s=30)
     log = tmp_path / "logs" / "sglang.log"
@@ -149,10 +152,10 @@ def test_sglang_is_started_with_what_the_client_relies_on_and_ends_with_all_its_
     assert all(ended(pid, within_s=2.0) for pid in fake["pids"])
     text = " ".join(fake["arguments"])
     assert text.startswith("-m sglang.launch_server --model-path /models/m --host 127.0.0.1 --port ")
-    for pair in ("--context-length 512", "--weight-version 7", "--random-seed 3", "--sampling-defaults openai"):
-        assert pair in text
+    pairs = "--tp-size 2", "--context-length 512", "--weight-version 7", "--random-seed 3", "--sampling-defaults openai"
+    assert all(pair in text for pair in pairs)
     assert "--enable-return-routed-experts" in fake["arguments"]
-    assert fake["arguments"][-2:] == ["--tp", "2"]
+    assert fake["arguments"][-2:] == ["--log-level", "info"]
 
 
 def test_an_sglang_that_does_not_start_shows_the_end_of_its_log_and_leaves_nothing(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from components.errors import InfraFault
+from components.sampler.blocking import in_thread
 from components.sampler.protocol import GroupAddress, TensorSpec
 from components.sampler.server.driver import WeightUpdateError
-from components.sampler.weight_group import WeightGroup, empty, in_thread
+from components.sampler.weight_group import WeightGroup, empty
 
 # SGLang's own groups wait for half an hour, too long for a server that has nothing else to do meanwhile.
 _TIMEOUT_S = 300.0
