@@ -30,7 +30,7 @@ from components.sandbox.contract import (
     Left,
     SandboxSpec,
 )
-from components.sandbox.image import CopyStep, FileEntry, RunStep, normal_path, plain_user, read_tree
+from components.sandbox.image import PATH, CopyStep, FileEntry, RunStep, normal_path, plain_user, read_tree
 from components.sandbox.line import LocalLine
 from components.sandbox.proxy import BoxProxy
 from components.sandbox.store import ImageStore, Stack
@@ -46,7 +46,7 @@ TIMEOUT_GRACE_S = 15.0
 """The box enforces a command's timeout; one that does not answer so long after it is given up."""
 FIRST_PROMPT_S = 20.0
 BASE_ENVIRONMENT = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "PATH": PATH,
     "HOME": "/root",
     "LANG": "C.UTF-8",
 }

@@ -23,6 +23,8 @@ from components.errors import TaskError
 VARIABLE = re.compile(r"\\(.)|\$(?:(\w+)|\{(\w+)(?:(:[-+])([^}]*))?\})")
 """`\\$`, `$NAME`, `${NAME}`, `${NAME:-otherwise}`, `${NAME:+instead}`."""
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""What `$PATH` is before a Dockerfile changes it, and what a box has without one."""
 LARGEST_COPY = 64 << 20
 """Bytes a COPY may bring: they are written into the box's own disk at every start."""
 
@@ -244,7 +246,7 @@ class _Reader:
             self.env[name] = self._expand(value)
 
     def _expand(self, text: str) -> str:
-        known = {**self._arguments, **self.env}
+        known = {"PATH": PATH, **self._arguments, **self.env}
 
         def value(match: re.Match[str]) -> str:
             if match[1]:

@@ -59,7 +59,17 @@ def may_connect(address: str, host: str, patterns: Sequence[str]) -> bool:
     if found.is_loopback or found.is_link_local or found.is_multicast or found.is_unspecified:
         return False
     if any(found.version == network.version and found in network for network in PRIVATE):
-        return host.lower().rstrip(".") in {pattern.lower() for pattern in patterns}
+        return host.lower().rstrip(".") in {pattern.lower() for pattern in patterns} and not is_own(str(found))
+    return not is_own(str(found))
+
+
+def is_own(address: str) -> bool:
+    """Whether an address is one of this machine's: nobody else's can be bound to."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
     return True
 
 

@@ -41,6 +41,18 @@ def test_the_five_instructions_apply_in_order(tmp_path: Path) -> None:
     ]
 
 
+def test_variables_are_expanded_as_docker_does(tmp_path: Path) -> None:
+    text = (
+        "ARG BASE=x\nFROM $BASE:1\nARG BASE\nARG GIVEN=g\n"
+        "ENV PATH=/mine:$PATH A=${NONE:-d}${GIVEN:+s}${NONE:+t}\n"
+        "ENV GIVEN=environment\nWORKDIR /w/$GIVEN/$BASE\n"
+    )
+    image = read_dockerfile(written(tmp_path, text))
+    assert (image.base, image.line, image.workdir) == ("x:1", 2, "/w/environment/x")
+    assert image.env["PATH"].startswith("/mine:/usr/local/sbin:")
+    assert image.env["A"] == "ds"
+
+
 def test_a_copy_to_a_name_renames_and_globs_need_a_folder(tmp_path: Path) -> None:
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text(name)

@@ -61,6 +61,15 @@ def test_a_private_network_is_reached_by_a_full_name_only(address: str) -> None:
     assert proxy.may_connect(address, "inner.example", ("inner.example",))
 
 
+def test_a_name_of_this_machine_s_own_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert proxy.is_own("127.0.0.1")
+    assert not proxy.is_own("192.0.2.1")
+    assert proxy.may_connect("192.0.2.1", "named.example", ("*",))
+    monkeypatch.setattr(proxy, "is_own", lambda address: address in ("192.0.2.1", "10.0.0.1"))
+    assert not proxy.may_connect("192.0.2.1", "named.example", ("*", "named.example"))
+    assert not proxy.may_connect("10.0.0.1", "named.example", ("*", "named.example"))
+
+
 def test_a_request_keeps_its_path_and_loses_what_was_meant_for_the_proxy() -> None:
     head = b"GET http://h.example:80/a?b=1 HTTP/1.1\r\nHost: h.example\r\nProxy-Connection: x\r\nX: y\r\n\r\n"
     assert proxy.read_head(head) == (

@@ -48,6 +48,13 @@ async def test_a_clock_that_was_to_be_turned_is_told_and_its_asker_refused(any_b
     await view.stop()
 
 
+async def test_a_user_that_cannot_be_is_said_to_be_none(any_box: Sandbox) -> None:
+    for user in ("nobody-there", "123456789"):
+        result = await any_box.exec(["id"], timeout_s=10, user=user)
+        assert result.exit_code == 126
+        assert b"user" in result.output
+
+
 async def test_nothing_is_told_of_honest_work(any_box: Sandbox) -> None:
     await sh(any_box, "echo x > /app/a; python3 -c 'import json, pdb'; git init -q /app/r; cat /etc/passwd")
     await sh(any_box, "(sleep 99 & until grep -q sleep /proc/$!/comm; do :; done)")

@@ -56,6 +56,13 @@ def find(text: str) -> User:
     return User(known[0], int(known[2]), gid, [gid, *further], known[5] or "/")
 
 
+def is_mapped(uid: int) -> bool:
+    """Whether this user namespace has such a user; one that was made without privileges has a single one."""
+    with open("/proc/self/uid_map") as file:
+        ranges = [[int(word) for word in line.split()] for line in file]
+    return any(inside <= uid < inside + count for inside, _, count in ranges)
+
+
 def spawn(
     user: User,
     program: str,
@@ -64,7 +71,13 @@ def spawn(
     actions: Sequence[Action],
     default_signals: Sequence[int],
 ) -> int:
-    """As os.posix_spawn in a session of its own, for another user; what cannot be started exits 126."""
+    """As os.posix_spawn in a session of its own, for another user; what cannot be started exits 126.
+
+    Raises:
+        ValueError: there can be no program of this user here.
+    """
+    if not is_mapped(user.uid):
+        raise ValueError(f"user {user.name}: boxes have no user but root without privileges on the host")
     pid = os.fork()
     if pid:
         return pid
