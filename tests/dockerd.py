@@ -35,7 +35,7 @@ PACKAGES = (
 """What a small Debian image has."""
 PYTHON = ("python3-minimal", "libpython3-stdlib", "less")
 """What tests of tasks want beside it."""
-LEFT_OUT = re.compile(r"^/usr/share/(doc|man|locale|info|bash-completion|lintian|zoneinfo)/|/perl|__pycache__")
+LEFT_OUT = re.compile(r"^/usr/share/(doc|man|locale|info|bash-completion|lintian|zoneinfo)/|/perl")
 LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
 FOLDERS = (
     "etc",
@@ -213,6 +213,8 @@ def package_files(packages: tuple[str, ...]) -> list[str]:
         merged = f"/usr{path}" if path.split("/")[1] in LINKS else path
         if os.path.islink(merged) or os.path.isfile(merged):
             found.add(merged)
+        if merged.endswith(".py"):  # no package lists its bytecode, and without it each start of Python compiles anew
+            found |= {str(path) for path in Path(merged).parent.glob(f"__pycache__/{Path(merged).stem}.cpython-*.pyc")}
     found |= {f"/etc/alternatives/{name}" for name in os.listdir("/etc/alternatives") if "awk" in name}
     found |= {f"/usr/bin/{name}" for name in ("awk",) if os.path.lexists(f"/usr/bin/{name}")}
     return sorted(found | {"/etc/ld.so.cache", "/etc/ld.so.conf"})
