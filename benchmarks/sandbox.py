@@ -11,10 +11,14 @@ after another (`alone`), and of one after another while AT_ONCE of them live, ea
 `at_once_s` is how long AT_ONCE starts take that are asked for together, each with one command, and `typed_at_once` the
 median of a line typed in all terminals together. `trial_cpu_ms` is processor time of manager, zygote and boxes together
 for start, terminal, five commands, view, one command in the view and both stops. `load` tells what else ran.
+
+With `--docker HOST` the same is measured on that engine (a third of the repetitions), and `ready_ms`: a start where
+`docker.prewarm` had a box ready. What the engine itself uses of the processor is not told.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -34,6 +38,7 @@ from components.sandbox import SandboxBackend, SandboxSpec, Terminal, open_backe
 
 REPETITIONS = 30
 AT_ONCE = 64
+READY_TIMES, READY_AFTER_S = 10, 1.0
 CONFIG = SandboxConfig(backend="namespace", starts_per_s=10_000.0)
 Result = TypeVar("Result")
 SPEC = SandboxSpec(files={"/app/input.txt": b"input\n"})
@@ -141,35 +146,57 @@ async def trial_cpu_ms(state: Path, repetitions: int) -> float:
     return (await cost(repetitions) - await cost(0)) / repetitions
 
 
-async def measure() -> dict[str, object]:
+async def of_backend(config: SandboxConfig, state: Path, repetitions: int) -> dict[str, object]:
+    """A backend's figures of boxes alone, among others, and at once."""
+    backend = await open_backend(config, state)
+    single, crowd = Figures(), Figures()
+    await alone(backend, Figures())
+    for _ in range(repetitions):
+        await alone(backend, single)
+    await among(backend, crowd)
+    seconds = statistics.median([await at_once(backend) for _ in range(3)])
+    await backend.close()
+    figures = {"alone_ms": single.medians(), "among_ms": crowd.medians(), "at_once_s": round(seconds, 3)}
+    return {"isolation": backend.isolation, **figures}
+
+
+async def ready_ms(config: SandboxConfig, state: Path) -> float:
+    """Until a box that was kept ready takes commands."""
+    backend = await open_backend(config, state)
+    figures = Figures()
+    for _ in range(READY_TIMES):
+        box = await figures.of("start", backend.start(SPEC))
+        await asyncio.sleep(READY_AFTER_S)
+        await box.stop()
+    await backend.close()
+    return round(statistics.median(figures["start"][1:]), 2)
+
+
+async def measure(engine: str | None, image: str) -> dict[str, object]:
     """All figures."""
     with tempfile.TemporaryDirectory(prefix="longshell-bench-") as folder:
         state = Path(folder)
         load = os.getloadavg()[0]
-        backend = await open_backend(CONFIG, state)
-        single, crowd = Figures(), Figures()
-        await alone(backend, Figures())
-        for _ in range(REPETITIONS):
-            await alone(backend, single)
-        await among(backend, crowd)
-        seconds = statistics.median([await at_once(backend) for _ in range(3)])
-        isolation = backend.isolation
-        await backend.close()
-        cpu = await trial_cpu_ms(state, REPETITIONS)
-    machine = {
-        "cpus": os.cpu_count(),
-        "kernel": platform.release(),
-        "load": [load, os.getloadavg()[0]],
-        "isolation": isolation,
-    }
-    namespace = {
-        "alone_ms": single.medians(),
-        "among_ms": crowd.medians(),
-        "at_once_s": round(seconds, 3),
-        "trial_cpu_ms": round(cpu, 1),
-    }
-    return {"namespace": namespace, "machine": machine, "repetitions": REPETITIONS, "at_once": AT_ONCE}
+        namespace = await of_backend(CONFIG, state, REPETITIONS)
+        namespace["trial_cpu_ms"] = round(await trial_cpu_ms(state, REPETITIONS), 1)
+        docker: dict[str, object] | None = None
+        if engine is not None:
+            settings = {"host": engine, "image": image}
+            config = SandboxConfig(backend="docker", starts_per_s=10_000.0, docker=settings)
+            docker = await of_backend(config, state, REPETITIONS // 3)
+            warm = SandboxConfig(backend="docker", starts_per_s=10_000.0, docker=settings | {"prewarm": 1})
+            docker["ready_ms"] = await ready_ms(warm, state)
+    machine = {"cpus": os.cpu_count(), "kernel": platform.release(), "load": [load, os.getloadavg()[0]]}
+    return {
+        "namespace": namespace, "docker": docker, "machine": machine, "repetitions": REPETITIONS, "at_once": AT_ONCE
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(measure())))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--docker", metavar="HOST", help="an engine to measure too, such as unix:///var/run/docker.sock"
+    )
+    parser.add_argument("--image", default="debian:12", help="what its boxes start from")
+    asked = parser.parse_args()
+    print(json.dumps(asyncio.run(measure(asked.docker, asked.image))))
