@@ -273,13 +273,17 @@ class MisuseSuite:
             terminal = terminals[number]
             await terminal.send(MISUSES[number].typed)
             await terminal.settle(1.0, at_prompt=False)
-            assert len(await terminal.new_output()) < 1 << 20
-            await terminal.send(MISUSES[number].rescue)
-            await terminal.settle(10, at_prompt=True)
-            await terminal.new_output()
-            await terminal.send("echo us''able\n")
-            await terminal.settle(10, at_prompt=True)
-            return MISUSES[number].name, await terminal.new_output()
+            output = await terminal.new_output()
+            assert len(output) < 1 << 20
+            for _ in range(10):  # on a busy machine keys may come before the program that they leave
+                await terminal.send(MISUSES[number].rescue)
+                await terminal.settle(3, at_prompt=True)
+                await terminal.send("\x15echo us''able\n")
+                await terminal.settle(3, at_prompt=True)
+                output = await terminal.new_output()
+                if "usable" in output:
+                    break
+            return MISUSES[number].name, output
 
         left = await asyncio.gather(*(misuse(number) for number in range(len(MISUSES))))
         assert [name for name, output in left if "usable" not in output] == []
