@@ -1,4 +1,4 @@
-"""Flow task: the pool of tasks, generated and gated by execution."""
+"""Flow task: the pool of tasks, generated or imported, and gated by execution."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from tasks import tracking
 from tasks.campaign import campaign_name
 from tasks.drive import STAGE, drive
 from tasks.results import Pool
+
+TOLD = 500
+"""Rejections shown in Prefect; the job's result holds all of them."""
 
 
 @task(name="curate", **STAGE)
@@ -23,4 +26,9 @@ def curate(config: CampaignConfig) -> Pool:
     tracking.tracker().end(driven.run)
     columns = ("accepted", "rejected", "train", "heldout", "digest")
     create_table_artifact([{column: result[column] for column in columns}], key=f"{name}-pool")
+    if rejections := result.get("rejections"):
+        told = f"{len(rejections)} tasks are not in the pool" + (
+            f"; the first {TOLD}" if len(rejections) > TOLD else ""
+        )
+        create_table_artifact(rejections[:TOLD], key=f"{name}-rejections", description=told)
     return pool

@@ -15,7 +15,7 @@ from components.config.ppo import (
 from components.config.rollout import CompactionConfig, HarnessConfig, RewardConfig, RolloutConfig, SandboxConfig
 from components.config.sampler import HealthConfig, PublishConfig, SamplerConfig, SGLangConfig
 from components.config.training import CheckpointsConfig, OptimizerConfig, SupervisedConfig, TrainerConfig
-from components.config.world import DemonstrationConfig, HabitConfig, PoolConfig
+from components.config.world import DemonstrationConfig, HabitConfig, ImportConfig, PoolConfig
 
 __all__ = [
     "CampaignConfig",
@@ -32,6 +32,7 @@ __all__ = [
     "HealthConfig",
     "HlGaussConfig",
     "HybridConfig",
+    "ImportConfig",
     "KernelsConfig",
     "LayoutConfig",
     "ModelConfig",

@@ -7,10 +7,34 @@ from pydantic import Field, model_validator
 from components.config.section import Section
 
 
+class ImportConfig(Section):
+    """Harbor task directories from elsewhere: folders of them, or tar archives, by absolute path."""
+
+    train: tuple[str, ...] = Field(min_length=1)
+    heldout: tuple[str, ...] = Field(min_length=1)
+    benchmarks: tuple[str, ...] = ()
+    """Folders of tasks that training must not repeat. The held-out tasks are such a folder, too."""
+    jaccard: float = Field(0.1, gt=0, le=1)
+    """Of 5-grams, from which on a training task repeats one of those in other words."""
+    near_duplicate: float | None = Field(0.8, gt=0, le=1)
+    """Of the 5-grams of two training tasks' instructions, from which on only the first is kept."""
+
+    @model_validator(mode="after")
+    def _absolute(self) -> ImportConfig:
+        for name in ("train", "heldout", "benchmarks"):
+            for path in getattr(self, name):
+                if not path.startswith("/"):
+                    raise ValueError(f"{name}: {path!r} must be an absolute path: jobs run elsewhere")
+        return self
+
+
 class PoolConfig(Section):
     """Which tasks are trained on and which are held out."""
 
+    imported: ImportConfig | None = None
+    """None: tasks are generated."""
     train_tasks: int = Field(2_000, ge=1)
+    """Of imported tasks, at most as many."""
     heldout_tasks: int = Field(256, ge=1)
     min_subtasks: int = Field(1, ge=1, le=5)
     max_subtasks: int = Field(5, ge=1, le=5)

@@ -2,18 +2,22 @@
 
 from components.pool.build import build_pool
 from components.pool.generator import GeneratedTask, Split, generate
-from components.pool.index import Cursor, Pool, index_folder, write_index
+from components.pool.imported import LeftOut, import_tasks
+from components.pool.index import Cursor, Pool, choose, index_folder, write_index
 from components.pool.task import Task, directory_digest, load_task
 
 __all__ = [
     "Cursor",
     "GeneratedTask",
+    "LeftOut",
     "Pool",
     "Split",
     "Task",
     "build_pool",
+    "choose",
     "directory_digest",
     "generate",
+    "import_tasks",
     "index_folder",
     "load_task",
     "write_index",

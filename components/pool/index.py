@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -106,6 +107,23 @@ def write_index(folder: Path, refs: Iterable[TaskRef]) -> Pool:
         os.fsync(file.fileno())
     temporary.rename(path)
     return Pool(folder)
+
+
+def choose(pool: Pool, folder: Path, *, seed: int, skip: int, count: int) -> Pool:
+    """The pool in `folder` of at most `count` tasks of `pool`, in the order of its first epoch, after the first `skip`.
+
+    Into another folder than the pool's own the tasks' directories are copied. Their order in the index tells nothing.
+
+    Raises:
+        TaskError: there are no more than `skip` tasks.
+    """
+    chosen = [pool.refs[number] for number in pool.permutation(seed, 0)[skip : skip + count]]
+    if folder != pool.folder:
+        shutil.rmtree(folder, ignore_errors=True)
+        for ref in chosen:
+            shutil.copytree(pool.folder / ref.task_id, folder / ref.task_id, symlinks=True)
+        folder.mkdir(exist_ok=True)
+    return write_index(folder, chosen)
 
 
 def index_folder(folder: Path) -> Pool:

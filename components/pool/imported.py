@@ -1,0 +1,152 @@
+"""Brings task directories from elsewhere into a pool folder: folders of them, or tar archives.
+
+Invariants: a pool folder appears whole, by one rename; what is in it was safe to copy (no link leads out of its task,
+no device, no pipe) and could be loaded; every directory that is not in it has a reason. Content decides what a copy is,
+not the name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from components.errors import TaskError
+from components.pool.task import load_task
+
+LARGEST_TASK = 256 << 20
+"""Bytes of all files of a task. More does not belong into a directory that is copied into boxes."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+
+
+class Reason(StrEnum):
+    """Why a directory is not taken in."""
+
+    UNSAFE = "unsafe"
+    UNUSABLE = "unusable"
+    COPY = "copy"
+    NAME_TAKEN = "name_taken"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A directory that is not in the pool, and why."""
+
+    task: str
+    reason: str
+    detail: str
+
+    def to_json(self) -> dict[str, str]:
+        return {"task": self.task, "reason": str(self.reason), "detail": self.detail}
+
+
+def import_tasks(sources: Sequence[Path], folder: Path) -> list[LeftOut]:
+    """Copies every usable task of `sources` into `folder`, replacing an earlier import.
+
+    Args:
+        sources: folders with one task directory a subfolder, task directories, or tar archives of either. Where two
+            have a task of one name, or of one content, the first is taken.
+
+    Raises:
+        TaskError: a source is not there or is no folder or archive, or no task could be taken in.
+        OSError: `folder` cannot be written.
+    """
+    building = folder.with_name(f".{folder.name}.{os.getpid()}.importing")
+    shutil.rmtree(building, ignore_errors=True)
+    refused: list[LeftOut] = []
+    try:
+        taken = building / "tasks"
+        taken.mkdir(parents=True)
+        by_content: dict[str, str] = {}
+        for number, source in enumerate(sources):
+            for task in _tasks_of(source, building / f"archive-{number}"):
+                reason = _take(task, taken, by_content)
+                refused += [reason] if reason is not None else []
+        if not by_content:
+            reasons = [f"{each.task}: {each.reason}: {each.detail}" for each in refused[:10]]
+            raise TaskError(", ".join(map(str, sources)), ["no task can be used", *reasons])
+        shutil.rmtree(folder, ignore_errors=True)
+        taken.rename(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return refused
+
+
+def _take(task: Path, folder: Path, by_content: dict[str, str]) -> LeftOut | None:
+    """Copies one task; why not, where it is refused."""
+    problem = (
+        f"the name {task.name!r} is not of letters, digits, `.`, `_`, `-`" if not NAME.fullmatch(task.name) else None
+    )
+    problem = problem or unsafe(task)
+    if problem is not None:
+        return LeftOut(task.name, Reason.UNSAFE, problem)
+    try:
+        digest = load_task(task).ref.digest
+    except TaskError as error:
+        return LeftOut(task.name, Reason.UNUSABLE, "; ".join(error.problems))
+    if digest in by_content:
+        return LeftOut(task.name, Reason.COPY, f"has the content of {by_content[digest]}")
+    if (folder / task.name).exists():
+        return LeftOut(task.name, Reason.NAME_TAKEN, "a task of this name and another content was taken before it")
+    shutil.copytree(task, folder / task.name, symlinks=True)
+    by_content[digest] = task.name
+    return None
+
+
+def unsafe(task: Path) -> str | None:
+    """What in a directory cannot be copied without harm; None when all of it can."""
+    if task.is_symlink():
+        return "is a link"
+    root, size = task.resolve(), 0
+    for path in _below(task):
+        place, found = path.relative_to(task), path.lstat()
+        if stat.S_ISLNK(found.st_mode):
+            try:
+                inside = path.resolve(strict=False).is_relative_to(root) and not os.path.isabs(os.readlink(path))
+            except (OSError, RuntimeError):
+                return f"{place}: is a link that leads nowhere but to itself"
+            if not inside:
+                return f"{place}: is a link that leads out of the task ({os.readlink(path)})"
+        elif not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+            return f"{place}: is neither a file, a folder nor a link"
+        elif stat.S_ISREG(found.st_mode):
+            size += found.st_size
+            if size > LARGEST_TASK:
+                return f"{place}: more than {LARGEST_TASK >> 20} MiB of files up to here"
+    return None
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for root, folders, names in os.walk(folder):
+        yield from (Path(root, name) for name in [*sorted(folders), *sorted(names)])
+
+
+def _tasks_of(source: Path, scratch: Path) -> list[Path]:
+    if source.is_dir():
+        return _task_folders(source)
+    if source.is_file() and source.name.endswith(ARCHIVES):
+        scratch.mkdir()
+        try:
+            with tarfile.open(source) as archive:
+                archive.extractall(scratch, filter="data")
+        except (tarfile.TarError, OSError) as error:
+            raise TaskError(str(source), [f"cannot be unpacked: {error}"]) from error
+        return _task_folders(scratch)
+    raise TaskError(str(source), [f"is neither a folder nor an archive ({', '.join(ARCHIVES)})"])
+
+
+def _task_folders(folder: Path) -> list[Path]:
+    """The folder itself where it is a task; else its subfolders, or those of the only one that it has."""
+    if (folder / "task.toml").is_file():
+        return [folder]
+    inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if len(inside) == 1 and not any((inside[0] / name).exists() for name in ("task.toml", "instruction.md")):
+        return _task_folders(inside[0])
+    return inside

@@ -1,0 +1,138 @@
+"""Task directories from elsewhere: the sound ones come in whole, every other one has a reason."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from components.config import PoolConfig
+from components.errors import TaskError
+from components.pool import Split, choose, directory_digest, generate, import_tasks, index_folder
+from components.pool.directory import write_task
+
+SOUND = "train-00000"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Twenty task directories."""
+    folder = tmp_path / "source"
+    for task in islice(generate(PoolConfig(), Split.TRAIN, seed=3), 20):
+        write_task(task, folder / task.task_id)
+    return folder
+
+
+def break_in_every_way(source: Path) -> dict[str, tuple[str, str]]:
+    """Breaks all but the first; gives by task the reason and a part of the detail that are expected."""
+    tasks = {path.name: path for path in sorted(source.iterdir())}
+    names = iter(sorted(set(tasks) - {SOUND}))
+    expected: dict[str, tuple[str, str]] = {}
+
+    def next_task(reason: str, detail: str) -> Path:
+        name = next(names)
+        expected[name] = reason, detail
+        return tasks[name]
+
+    (next_task("unsafe", "environment/out: is a link that leads out") / "environment/out").symlink_to("../../..")
+    (next_task("unsafe", "tests/etc: is a link that leads out") / "tests/etc").symlink_to("/etc")
+    (next_task("unsafe", "environment/loop: is a link") / "environment/loop").symlink_to("loop")
+    os.mkfifo(next_task("unsafe", "environment/pipe: is neither") / "environment/pipe")
+    with (next_task("unsafe", "environment/huge: more than 256 MiB") / "environment/huge").open("wb") as file:
+        file.truncate((256 << 20) + 1)
+    (next_task("unusable", "task.toml: missing") / "task.toml").unlink()
+    (next_task("unusable", "task.toml: not valid TOML") / "task.toml").write_text("[task")
+    (next_task("unusable", "schema_version") / "task.toml").write_text('schema_version = "9.0"\n')
+    (next_task("unusable", "instruction.md: not UTF-8 (byte 0)") / "instruction.md").write_bytes(b"\xff\xfe")
+    (next_task("unusable", "instruction.md: empty") / "instruction.md").write_text(" \n")
+    shutil.rmtree(next_task("unusable", "tests/: missing") / "tests")
+    (next_task("unusable", "tests/: test.sh is missing") / "tests/test.sh").unlink()
+    (next_task("unusable", "solution/: solve.sh is missing") / "solution/solve.sh").unlink()
+    (next_task("unusable", "Dockerfile is missing") / "environment/Dockerfile").unlink()
+    compose = next_task("unusable", "compose environments are not supported")
+    (compose / "environment/docker-compose.yaml").write_text("services: {}\n")
+    copy = next_task("copy", f"has the content of {SOUND}")
+    shutil.rmtree(copy)
+    shutil.copytree(source / SOUND, copy)
+    odd = next_task("unsafe", "")
+    del expected[odd.name]
+    expected["-rf task"] = "unsafe", "the name '-rf task'"
+    odd.rename(source / "-rf task")
+    return expected
+
+
+def test_every_defect_is_named_and_no_sound_task_is_left_out(source: Path, tmp_path: Path) -> None:
+    expected = break_in_every_way(source)
+    left_out = {each.task: (each.reason, each.detail) for each in import_tasks([source], tmp_path / "pool")}
+    assert left_out.keys() == expected.keys()
+    for task, (reason, detail) in expected.items():
+        assert left_out[task][0] == reason, task
+        assert detail in left_out[task][1], task
+    sound = {path.name for path in source.iterdir()} - expected.keys()
+    assert len(sound) == 3
+    assert {path.name for path in (tmp_path / "pool").iterdir()} == sound
+    for task in sound:
+        assert directory_digest(tmp_path / "pool" / task) == directory_digest(source / task)
+
+
+def test_importing_again_gives_the_same_and_leaves_nothing_beside_it(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "pool"
+    folder.parent.mkdir()
+    for _ in range(2):
+        assert import_tasks([source], folder) == []
+        assert [path.name for path in folder.parent.iterdir()] == ["pool"]
+    (source / SOUND / "task.toml").unlink()
+    assert [each.task for each in import_tasks([source], folder)] == [SOUND]
+    assert not (folder / SOUND).exists(), "an earlier import is replaced"
+
+
+def test_archives_and_single_tasks_are_sources_and_the_first_of_a_name_is_taken(source: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "pool.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(source, "export/tasks")
+    changed = tmp_path / "train-00001"
+    shutil.copytree(source / "train-00001", changed)
+    (changed / "instruction.md").write_text("Do something else.")
+    left_out = import_tasks([changed, archive], tmp_path / "pool")
+    assert [(each.task, each.reason) for each in left_out] == [("train-00001", "name_taken")]
+    assert len(list((tmp_path / "pool").iterdir())) == 20
+    assert (tmp_path / "pool/train-00001/instruction.md").read_text() == "Do something else."
+
+
+def test_an_archive_that_writes_outside_itself_is_refused_and_nothing_is_left(source: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "evil.tar"
+    with tarfile.open(archive, "w") as file:
+        file.add(source / SOUND, SOUND)
+        file.add(source / SOUND / "task.toml", "../../escaped")
+    with pytest.raises(TaskError, match="cannot be unpacked"):
+        import_tasks([archive], tmp_path / "pool")
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "evil.tar"}
+
+
+def test_a_source_that_is_not_there_and_one_without_a_sound_task_are_errors(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="neither a folder nor an archive"):
+        import_tasks([tmp_path / "missing"], tmp_path / "pool")
+    for task in source.iterdir():
+        (task / "task.toml").unlink()
+    with pytest.raises(TaskError, match=r"no task can be used\n  - train-00000: unusable: task.toml: missing"):
+        import_tasks([source], tmp_path / "pool")
+    assert not (tmp_path / "pool").exists()
+
+
+def test_a_choice_is_the_seeds_and_further_tasks_are_others(source: Path, tmp_path: Path) -> None:
+    pool = index_folder(source)
+    first, more = (
+        choose(pool, tmp_path / name, seed=5, skip=skip, count=count)
+        for name, skip, count in (("a", 0, 6), ("b", 6, 99))
+    )
+    ids = [[ref.task_id for ref in each.refs] for each in (first, more)]
+    assert sorted(ids[0] + ids[1]) == sorted(ref.task_id for ref in pool.refs)
+    assert ids[0] == [ref.task_id for ref in choose(pool, tmp_path / "again", seed=5, skip=0, count=6).refs]
+    assert ids[0] != sorted(ids[0])
+    assert more.load(ids[1][0]).instruction
+    with pytest.raises(TaskError, match="holds no task"):
+        choose(pool, tmp_path / "none", seed=5, skip=20, count=1)
