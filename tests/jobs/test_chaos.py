@@ -1,0 +1,185 @@
+"""Fifty random SIGKILLs over all that a leg consists of: nothing is lost, nothing counts twice, nothing is left."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from components.errors import Failure, JobFailed
+from components.rollout import Origin, Outcome, SpooledBatch, load_batch
+from components.sandbox import leases
+from components.sandbox.zygote import cgroups
+from tests.jobs.conftest import SmallCampaign
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3_000)]
+
+KILLS = 50
+STEPS = 24
+ATTEMPTS = 80
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _is_driver(command: str) -> bool:
+    return "components.jobs.rl" in command
+
+
+def _is_sampler(command: str) -> bool:
+    return "components.sampler.server" in command
+
+
+def _is_supervisor(command: str) -> bool:
+    return "zygote.main" in command
+
+
+def _is_worker(command: str) -> bool:
+    return command.startswith("ray::Rollouts")
+
+
+def _is_verifier(command: str) -> bool:
+    return "/tests/test.sh" in command
+
+
+VICTIMS: dict[str, Callable[[str], bool]] = {
+    "driver": _is_driver,
+    "sampler": _is_sampler,
+    "supervisor": _is_supervisor,
+    "worker": _is_worker,
+    "verifier": _is_verifier,
+}
+
+
+class Killer(threading.Thread):
+    """Kills one process of a random kind after another, among the descendants of this test's own services."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.killed: Counter[str] = Counter()
+        self.over = threading.Event()
+        self._random = random.Random(seed)
+        self._us = psutil.Process()
+
+    def run(self) -> None:
+        while self.killed.total() < KILLS and not self.over.wait(self._random.uniform(0.05, 1.0)):
+            kind = self._random.choice(list(VICTIMS))
+            alive = [process for process in self._us.children(recursive=True) if VICTIMS[kind](_command(process))]
+            if alive:
+                try:
+                    self._random.choice(alive).kill()
+                except psutil.NoSuchProcess:
+                    continue
+                self.killed[kind] += 1
+
+
+def _folder(campaign: SmallCampaign) -> list[Path]:
+    return list(Path(tempfile.gettempdir()).glob(f"longshell-*/{campaign.name}/rl-1"))
+
+
+def _ended(campaign: SmallCampaign) -> set[str]:
+    """Trials that have ended, as the leg has them on disk."""
+    return {place.name for folder in _folder(campaign) for place in folder.glob("finished/*/[0-9]*/[!.]*")}
+
+
+def _ownerless_groups() -> list[str]:
+    """Control groups of sandbox backends whose process has ended. They are named by their owner."""
+    hierarchies = cgroups.find()
+    assert hierarchies is not None
+    groups = [path for pattern in hierarchies.groups("*") for path in Path("/").glob(pattern.lstrip("/"))]
+    named = [(path, match) for path in groups if path.is_dir() and (match := leases.LEASE.fullmatch(path.name))]
+    return [str(path) for path, match in named if leases.start_time(int(match[1])) != int(match[2])]
+
+
+@pytest.fixture(scope="module")
+def chaos(campaign: SmallCampaign, pool: dict[str, Any], sft: dict[str, Any]) -> dict[str, Any]:
+    """A leg that was run again until it ended."""
+    made = campaign.variant("chaos", f"rl.leg_steps={STEPS}", "sampler.max_restarts=100", "rollout.max_attempts=3")
+    inputs = {"pool": pool["pool"], "checkpoint": sft["checkpoint"], "state": None, "critic": None, "first_step": 0}
+    killer, ended, failures = Killer(seed=7), set[str](), list[Failure]()
+    killer.start()
+    try:
+        for _ in range(ATTEMPTS):
+            try:
+                result = made.run("rl", inputs, index=1)
+                break
+            except JobFailed as failed:
+                failures.append(failed.failure)
+                ended |= _ended(made)
+        else:
+            pytest.fail(f"the leg did not end in {ATTEMPTS} attempts; killed: {killer.killed}")
+    finally:
+        killer.over.set()
+        killer.join()
+    batches = [load_batch(made.store.tree(f"campaigns/{made.name}/rl/batches/{step:06d}")) for step in range(STEPS)]
+    return {
+        "campaign": made,
+        "result": result,
+        "killed": killer.killed,
+        "ended": ended,
+        "failures": failures,
+        "batches": batches,
+    }
+
+
+def test_the_leg_ends_and_only_infrastructure_was_to_blame(chaos: dict[str, Any]) -> None:
+    assert chaos["result"]["step"] == STEPS
+    assert set(chaos["failures"]) <= {Failure.INFRASTRUCTURE}
+    assert chaos["killed"].total() >= KILLS // 2, chaos["killed"]
+
+
+def test_every_trial_has_one_outcome_a_step(chaos: dict[str, Any]) -> None:
+    for step, batch in enumerate(chaos["batches"]):
+        batch.ledger.check()
+        metrics = chaos["campaign"].record(step)["metrics"]
+        outcomes = ("admitted", "cancelled", "carried", "continued", "infra_faults")
+        ended = sum(metrics[f"rollout/{outcome}"] for outcome in outcomes)
+        assert metrics["rollout/launched"] + metrics["rollout/resumed"] == ended == len(batch.ledger.rows)
+        assert metrics["tito/drift"] == 0
+        assert metrics["gap/engine_max"] < 1e-3
+
+
+def test_no_trial_is_trained_on_twice_and_no_step_is_recorded_twice(chaos: dict[str, Any]) -> None:
+    trained = [trial.trial_id for batch in chaos["batches"] for trial in batch.trials]
+    assert len(trained) == len(set(trained)) == STEPS * chaos["campaign"].config.rollout.batch
+    assert [chaos["campaign"].record(step)["step"] for step in range(STEPS)] == list(range(STEPS))
+
+
+def test_no_trial_that_had_ended_is_lost(chaos: dict[str, Any]) -> None:
+    batches: list[SpooledBatch] = chaos["batches"]
+    trained = {trial.trial_id for batch in batches for trial in batch.trials}
+    last = {row.trial_id for row in batches[-1].ledger.rows if row.outcome is not Outcome.ADMITTED}
+    assert chaos["ended"] - trained <= last
+
+
+def test_what_a_step_passes_over_is_in_the_next(chaos: dict[str, Any]) -> None:
+    store, name = chaos["campaign"].store, chaos["campaign"].name
+    owed: set[str] = set()
+    for step, batch in enumerate(chaos["batches"]):
+        produced = store.get_json(f"campaigns/{name}/rl/rollouts/{step:06d}")
+        came_back = {row.task_id for row in batch.ledger.rows if row.origin is not Origin.DRAWN}
+        still_owed = {trial["task_id"] for trial in produced["unfinished"]}
+        assert owed <= came_back | still_owed
+        owed = still_owed
+
+
+def test_nothing_is_left_of_it_on_the_machine_after_the_reapers_pass(chaos: dict[str, Any], tmp_path: Path) -> None:
+    name = chaos["campaign"].name
+    leases.sweep(tmp_path / "leases", tmp_path / "boxes")
+    ours = [process for process in psutil.Process().children(recursive=True) if name in _command(process)]
+    _, alive = psutil.wait_procs(ours, 10)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+    assert _folder(chaos["campaign"]) == []
+    assert _ownerless_groups() == []
+    assert not any(name in line for line in Path("/proc/self/mounts").read_text().splitlines())
