@@ -17,7 +17,7 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -82,8 +82,9 @@ needs_docker = pytest.mark.skipif(bool(missing()), reason=missing() or "an engin
 class Engine:
     """One dockerd."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, networked: bool) -> None:
         self.folder = folder
+        self._networked = networked
         self.host = f"unix://{folder}/docker.sock"
         self._group = f"/longshell-test-{folder.name}"
         self._wrapper: subprocess.Popen[bytes] | None = None
@@ -97,7 +98,8 @@ class Engine:
         (self.folder / "docker.sock").unlink(missing_ok=True)
         (self.folder / "pid").unlink(missing_ok=True)
         runtime = self.folder / f"exec-{secrets.token_hex(3)}"  # a stale one holds pids that are others' now
-        own = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc"]
+        network = [] if self._networked else ["--net"]
+        own = ["unshare", *network, "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc"]
         with (self.folder / "log").open("ab") as log:
             self._wrapper = subprocess.Popen(
                 [*own, "bash", "-c", START, str(self.folder), str(runtime), self._group],
@@ -149,9 +151,9 @@ class Engine:
 
 
 @contextmanager
-def engine() -> Iterator[Engine]:
-    """A running engine that has the base image."""
-    made = Engine(Path(tempfile.mkdtemp(prefix="longshell-dockerd-", dir="/tmp")))
+def engine(*, networked: bool = False) -> Iterator[Engine]:
+    """A running engine that has the base image; `networked`: whose builds may have the host's network."""
+    made = Engine(Path(tempfile.mkdtemp(prefix="longshell-dockerd-", dir="/tmp")), networked=networked)
     try:
         made.start()
         import_base(made)
@@ -166,6 +168,18 @@ def import_base(made: Engine, name: str = BASE, more: tuple[str, ...] = ()) -> N
     if not client.images(name):
         changes = [f"ENV PATH={PATH}"]
         client.import_image_from_data(base_archive(more), *name.split(":"), changes=changes)
+    client.close()
+
+
+def import_folder(made: Engine, root: Path, names: Sequence[str], env: Mapping[str, str]) -> None:
+    """Give the engine a root file system under each of the names."""
+    client = docker.APIClient(base_url=made.host)
+    with tempfile.NamedTemporaryFile() as archive:
+        subprocess.run(["tar", "--numeric-owner", "-C", str(root), "-cf", archive.name, "."], check=True)
+        settings = [f"ENV {name}={value}" for name, value in {"PATH": PATH, **env}.items()]
+        client.import_image_from_file(archive.name, *names[0].split(":"), changes=settings)
+    for name in names[1:]:
+        client.tag(names[0], *name.split(":"))
     client.close()
 
 

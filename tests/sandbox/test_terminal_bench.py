@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from components.curation.gates import gate
 from components.pool import load_task
 from components.sandbox import SandboxBackend, open_backend
 from components.sandbox.store import ImageStore
+from tests import dockerd
 from tests.sandbox.conftest import needs_root
 
 REPOSITORY = Path(__file__).parents[2]
@@ -37,7 +38,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def limits() -> SandboxConfig:
+def images() -> ImageStore:
     """With an image for every FROM of the four, made once. Skips, with the reason, where none can be made."""
     wanted = {load_task(TASKS / name).sandbox_spec(SandboxConfig()).image.base for name in PASSED_UNTOUCHED}
     known = {name for base in ImageStore(IMAGES).bases() for name in base.names}
@@ -47,10 +48,22 @@ def limits() -> SandboxConfig:
         )
         if done.returncode != 0:
             pytest.skip(f"no image can be made here: {(done.stdout + done.stderr)[-300:]}")
-    return SandboxConfig(
-        images=str(IMAGES), memory_mb=2048, disk_mb=1536, pids=256, cpus=2,
-        network="proxy", build_network="proxy", verifier_network="proxy", hosts=("*",),
-    )  # fmt: skip
+    return ImageStore(IMAGES)
+
+
+@pytest.fixture(scope="module", params=["namespace", "docker"])
+def limits(request: pytest.FixtureRequest, images: ImageStore) -> Iterator[SandboxConfig]:
+    common = {"memory_mb": 2048, "disk_mb": 1536, "pids": 256, "cpus": 2, "hosts": ("*",)}
+    common |= {"network": "proxy", "verifier_network": "proxy"}
+    if request.param == "namespace":
+        yield SandboxConfig(images=str(images.folder), build_network="proxy", **common)
+        return
+    if dockerd.missing():
+        pytest.skip(dockerd.missing())
+    with dockerd.engine(networked=True) as engine:
+        for base in images.bases():
+            dockerd.import_folder(engine, images.folder / "bases" / base.key / "root", base.names, base.env)
+        yield SandboxConfig(backend="docker", docker={"host": engine.host, "build_network": "host"}, **common)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
