@@ -14,7 +14,7 @@ IMAGES ?= $(CURDIR)/var/images
 IMAGE_NAMES ?= debian:trixie-slim python:3.13-slim-bookworm ubuntu:24.04
 # What stands for these is one Debian 13, which has Python 3.13; sandbox.images names the folder.
 
-.PHONY: install campaign ui down test nightly sglang image coverage lint bench
+.PHONY: install campaign ui down test nightly layouts sglang image coverage lint bench
 
 install:
 	@./bootstrap.sh

@@ -1,4 +1,4 @@
-"""A model small enough that a step takes milliseconds, streams for it, and two ranks that stay for the session."""
+"""A model small enough that a step takes milliseconds, streams for it, and ranks that stay for the session."""
 
 from __future__ import annotations
 
@@ -58,3 +58,10 @@ def ranks() -> Iterator[Ranks]:
     """Two processes. Starting them takes seconds, laying them out again does not."""
     with Ranks(2) as pair:
         yield pair
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> Iterator[Ranks]:
+    """Four, for what two cannot be laid out as. Only nightly tests may ask for them."""
+    with Ranks(4) as four:
+        yield four

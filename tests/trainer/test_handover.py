@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from components.trainer.megatron.delta_rule import CHUNK
 from components.trainer.megatron.handover import Plan, Streams
 from components.trainer.megatron.hybrid import Recurrence
+from components.trainer.ranks import Ranks
 
 GROUPS, SHARED, KEYS, VALUES, TAPS = 2, 2, 6, 5, 4
 
@@ -72,28 +72,25 @@ def run(rank: int, ranks: int, kind: torch.dtype, lengths: Sequence[int]) -> dic
     return {"output": output.detach(), "rows": torch.cat([x.grad for x in leaves], 1), **named}
 
 
-def rank_main(rank: int, ranks: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    torch.save([run(rank, ranks, kind, lengths(ranks)) for lengths, kind in CASES], f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+def run_all(stage: dict[str, Any]) -> list[dict[str, NDArray[Any]]]:
+    """Every case on one rank of all that there are."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    found = [run(rank, ranks, kind, lengths(ranks)) for lengths, kind in CASES]
+    return [{name: value.numpy() for name, value in case.items()} for case in found]
 
 
-def start(target: Any, ranks: int, *args: Any) -> None:
-    """Runs `target(rank, ranks, *args)` in as many processes, and fails when one of them does."""
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=target, args=(rank, ranks, *args), daemon=True) for rank in range(ranks)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=120)
-    assert [process.exitcode for process in processes] == [0] * ranks
+def test_two_ranks_that_hand_their_state_on_compute_what_one_process_computes(ranks: Ranks) -> None:
+    check(ranks, 2)
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
-def test_ranks_that_hand_their_state_on_compute_what_one_process_computes(tmp_path: Path, ranks: int) -> None:
-    start(rank_main, ranks, str(tmp_path))
-    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
+@pytest.mark.nightly
+def test_four_ranks_that_hand_their_state_on_compute_what_one_process_computes(four_ranks: Ranks) -> None:
+    check(four_ranks, 4)
+
+
+def check(pool: Ranks, ranks: int) -> None:
+    answers = pool.call(run_all)
+    found = [[{n: torch.tensor(value) for n, value in case.items()} for case in cases] for cases in answers]
     cases = []
     for case, (lengths, kind) in enumerate(CASES):
         order = torch.cat([balanced_rows(rank, ranks, lengths(ranks)) for rank in range(ranks)]).argsort()

@@ -1,7 +1,12 @@
-"""Every layout that two processes can have computes what one process computes: forward, backward, three steps."""
+"""Every layout that two processes can have computes what one process computes: forward, backward, three steps.
+
+Gradients are compared parameter by parameter: after the first step Adam's first moment is the clipped gradient, and a
+trainer's state has it under the parameter's name in the whole model, however it was cut.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -25,6 +31,7 @@ from tests.conformance.trainer_suite import ADAM, CRITIC, MUON, current, items, 
 from tests.trainer.ranks.functions import held as held_here
 
 STEPS = 3
+NETWORKS = ("actor", "critic")
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"layout": {"tp": 2}},
     "dp2": {"layout": {"dp": 2}},
@@ -48,6 +55,8 @@ class Run:
     logprobs: list[list[Float32]]
     values: list[list[Float32]]
     metrics: list[dict[str, float]]
+    gradients: dict[str, Tensor]
+    moments: dict[str, Tensor]
     weights: dict[str, Tensor]
 
 
@@ -63,19 +72,37 @@ def trainer_config(**settings: Any) -> TrainerConfig:
     return TrainerConfig.model_validate({"micro_batch_tokens": 128, **settings})
 
 
+def first_moments(trainer: Trainer, folder: Path) -> dict[str, Tensor]:
+    """Adam's first moments of actor and critic, whole, by network and name."""
+    trainer.state().write(folder)
+    found: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*_optimizer-*.safetensors")):
+        network = file.name.partition("_")[0]
+        with safe_open(file, framework="pt") as stored:
+            for key, (dim, start, shape) in json.loads(stored.metadata()["places"]).items():
+                name, _, entry = key.partition("|")
+                if entry == "exp_avg":
+                    part = stored.get_tensor(key)
+                    whole = found.setdefault(f"{network}: {name}", torch.full(tuple(shape), torch.nan))
+                    whole.narrow(dim, start, part.shape[dim]).copy_(part)
+    return found
+
+
 def learn(trainer: Trainer, batch: Sequence[Sample], folder: Path) -> Run:
     """Log-probs, values, steps of critic and actor, a supervised one with the load-balancing loss, and all again."""
     logprobs, values, metrics = [current(trainer, batch)], [trainer.values(batch)], []
+    gradients: dict[str, Tensor] = {}
     for _ in range(STEPS):
         learn_items = items(trainer, batch)
         metrics.append(trainer.critic_step(learn_items))
         metrics.append(trainer.actor_step(learn_items, clip=0.2, temperature=0.9))
+        gradients = gradients or first_moments(trainer, folder.with_name("first"))
     metrics.append(trainer.sft_step(batch, lr_share=1.0, aux_loss_coef=0.1))
     logprobs.append(current(trainer, batch, replay=False))
     values.append(trainer.values(batch))
     trainer.save_hf(folder)
     weights = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
-    return Run(logprobs, values, metrics, weights)
+    return Run(logprobs, values, metrics, gradients, first_moments(trainer, folder.with_name("last")), weights)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +111,23 @@ def alone(model: ModelConfig, batch: list[Sample], tmp_path_factory: pytest.Temp
     return learn(trainer, batch, tmp_path_factory.mktemp("alone") / "model")
 
 
-def assert_same(one: Run, other: Run, *, atol: float = 2e-6) -> None:
+def differences(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, float]:
+    """Of each parameter's gradient, the norm of what differs as a share of its own; of one whose gradient is next to
+    nothing, as a share of a thousandth of its network's."""
+    assert one.keys() == other.keys()
+    norms = {net: torch.cat([g.flatten() for k, g in one.items() if k.startswith(net)]).norm() for net in NETWORKS}
+    return {
+        name: float((gradient - other[name]).norm() / max(gradient.norm(), 1e-3 * norms[name.partition(":")[0]]))
+        for name, gradient in one.items()
+    }
+
+
+def assert_same_gradients(one: dict[str, Tensor], other: dict[str, Tensor], *, rtol: float) -> None:
+    wrong = {name: share for name, share in differences(one, other).items() if not share <= rtol}
+    assert wrong == {}
+
+
+def assert_same(one: Run, other: Run, *, atol: float = 2e-6, rtol: float = 2e-6) -> None:
     for left, right in ((one.logprobs, other.logprobs), (one.values, other.values)):
         for first, second in zip(left, right, strict=True):
             for a, b in zip(first, second, strict=True):
@@ -93,6 +136,8 @@ def assert_same(one: Run, other: Run, *, atol: float = 2e-6) -> None:
         assert a.keys() == b.keys()
         for name, value in a.items():
             assert b[name] == pytest.approx(value, rel=2.5 * atol, abs=1e-6), name
+    assert_same_gradients(one.gradients, other.gradients, rtol=rtol)
+    assert_same_gradients(one.moments, other.moments, rtol=5 * rtol)
     assert one.weights.keys() == other.weights.keys()
     for name, weight in one.weights.items():
         torch.testing.assert_close(weight, other.weights[name], atol=atol, rtol=0, msg=name)

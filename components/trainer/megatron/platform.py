@@ -100,7 +100,9 @@ def prepare(layout: LayoutConfig | None = None, threads: int = 1) -> Place:
         raise ValueError(f"the layout is of {layout.world} processes, the process group has {dist.get_world_size()}")
     state = modules["megatron.core.parallel_state"]
     if not state.model_parallel_is_initialized() or _place(state, layout) is None:
-        state.destroy_model_parallel()
+        if state.model_parallel_is_initialized():
+            state.destroy_model_parallel()
+            _end_groups()
         state.initialize_model_parallel(
             tensor_model_parallel_size=layout.tp,
             pipeline_model_parallel_size=layout.pp,
@@ -111,6 +113,15 @@ def prepare(layout: LayoutConfig | None = None, threads: int = 1) -> Place:
     place = _place(state, layout)
     assert place is not None
     return place
+
+
+def _end_groups() -> None:
+    """Ends every process group but the one of all ranks. Megatron only forgets them, and each that is forgotten keeps
+    its threads, which poll: after some twenty layouts two idle ranks took a processor's time. Collective."""
+    dist.barrier()
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
 
 
 def _place(state: Any, layout: LayoutConfig) -> Place | None:
