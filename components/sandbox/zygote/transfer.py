@@ -7,6 +7,7 @@ what is unpacked in that order replaces whatever of the image stands in its way,
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import tarfile
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 PIECE_BYTES = 1 << 20
+UNKNOWN, NO_TEXT = "\ufffd", re.compile("[\udc80-\udcff]")
 
 
 class _Sender:
@@ -53,7 +55,7 @@ def pack(paths: list[str], send: Callable[[bytes], None]) -> None:
     """Send what stands at these paths: no folder's contents, no sockets, no devices."""
     sender: Any = _Sender(send)
     with tarfile.open(fileobj=sender, mode="w|", bufsize=PIECE_BYTES, format=tarfile.PAX_FORMAT) as archive:
-        for path in paths:
+        for path in _found(paths):
             try:
                 entry = archive.gettarinfo(path, arcname=path)
             except FileNotFoundError:
@@ -68,9 +70,30 @@ def pack(paths: list[str], send: Callable[[bytes], None]) -> None:
                 archive.addfile(entry)
 
 
+def _found(paths: list[str]) -> list[str]:
+    """What is meant by an engine's paths: it puts one sign in the place of every byte that is no text."""
+    found: dict[str, None] = {}
+    for path in paths:
+        places = ["/"]
+        for part in path.strip("/").split("/"):
+            if UNKNOWN in part:
+                places = [os.path.join(place, name) for place in places for name in _alike(place, part)]
+            else:
+                places = [os.path.join(place, part) for place in places]
+        found |= dict.fromkeys(places)
+    return list(found)
+
+
+def _alike(folder: str, shown: str) -> list[str]:
+    try:
+        return [name for name in sorted(os.listdir(folder)) if NO_TEXT.sub(UNKNOWN, name) == shown]
+    except OSError:
+        return []
+
+
 def remove(paths: list[str]) -> None:
     """Remove what stands at these paths, whatever it is."""
-    for path in paths:
+    for path in _found(paths):
         try:
             info = os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
