@@ -8,6 +8,7 @@ killed too, because the next `open_backend` sweeps what ownerless leases left.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
 import secrets
@@ -27,9 +28,9 @@ from components.sandbox.admission import Admission
 from components.sandbox.box import Box, Life, furnish, save
 from components.sandbox.channel import Channel, outlast
 from components.sandbox.contract import SandboxBackend, SandboxSpec
-from components.sandbox.image import ImageSpec, steps_digest
+from components.sandbox.image import steps_digest
 from components.sandbox.proxy import BoxProxy
-from components.sandbox.store import BaseImage, ImageStore, Stack
+from components.sandbox.store import ImageStore, Stack
 from components.sandbox.zygote import cgroups, wire
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ ADVICE = (
     "no isolation at all."
 )
 KEY_CHARS = 32
+BASE = "base-"
+"""How layers are called that hold what was a base in memory."""
 LAUNCHER = "import sys; sys.path.append(sys.argv[1]); from zygote.main import main; main(int(sys.argv[2]))"
 
 
@@ -231,15 +234,22 @@ class ZygoteBackend:
             raise InfraFault(FaultCause.IMAGE, f"{where}: {error}. `make image` makes one.") from error
         stack = Stack(base)
         if spec.image.steps:
-            stack = await self._built(spec, spec.image, base)
-        return stack, spec.without_image_steps()
+            stack = await self._built(replace(spec, files={}, setup=()), stack)
+        rest = spec.without_image_steps()
+        if (
+            rest.changes_system()
+        ):  # a layer, too: a box over a box over an image would be one overlay too deep for views
+            return await self._built(rest, stack), spec.without_steps()
+        return stack, rest
 
-    async def _built(self, spec: SandboxSpec, image: ImageSpec, base: BaseImage) -> Stack:
-        """The image, built once however many ask, in this process and others."""
-        start = repr((base.key, sorted(base.env.items()), image.workdir, spec.build_network, spec.hosts))
-        key = steps_digest(image.steps, start)[:KEY_CHARS]
+    async def _built(self, spec: SandboxSpec, below: Stack) -> Stack:
+        """What the steps of a spec make of an image, once however many ask, in this process and others."""
+        assert below.base is not None, "the host's userland is built over in memory"
+        env = sorted(below.base.env.items())
+        start = repr((below.base.key, env, below.layers, spec.workdir, spec.build_network, spec.hosts))
+        key = steps_digest(spec.steps(), start)[:KEY_CHARS]
         if key not in self._builds:
-            self._builds[key] = asyncio.create_task(self._build(key, spec, Stack(base)))
+            self._builds[key] = asyncio.create_task(self._build(key, spec, below))
         build = self._builds[key]
         try:
             return await asyncio.shield(build)
@@ -252,32 +262,41 @@ class ZygoteBackend:
             built = self._store.layer(key)
             if built is not None:
                 return built
-            maker = replace(spec, files={}, setup=(), network=spec.build_network)
+            maker = replace(spec, network=spec.build_network)
             life = await self.launch(maker, below, system=None, over=None)
             try:
                 await furnish(life, maker)
                 await life.channel.request({"op": "end"}, timeout_s=END_S)
-                return await self._save(life, key)
+                return await self._save(life, key, below)
             finally:
                 await asyncio.shield(self.end(life))
 
-    async def save_snapshot(self, life: Life) -> str:
-        """Save the files of a box whose programs have ended."""
+    async def save_snapshot(self, life: Life, base: str | None) -> str:
+        """Save the files of a box whose programs have ended, and of the base that it is laid over, if any."""
+        below = life.stack
+        if base is not None:
+            key = f"{BASE}{hashlib.sha256(f'{self.lease} {base}'.encode()).hexdigest()[:KEY_CHARS]}"
+            async with self._store.making(key):
+                below = self._store.layer(key) or await self._save(self._lives[base], key, below)
         key = f"snapshot-{secrets.token_hex(KEY_CHARS // 2)}"
         async with self._store.making(key):
-            await self._save(life, key)
+            await self._save(life, key, below)
         return key
 
-    async def _save(self, life: Life, key: str) -> Stack:
+    async def _save(self, life: Life, key: str, below: Stack) -> Stack:
         shift = FIRST_UID if self.isolation == "namespace/root" else None
         try:
-            return await save(life, self._store, key, shift=shift)
+            return await save(life, self._store, key, below, shift=shift)
         except OSError as error:
             raise InfraFault(FaultCause.SANDBOX, f"{life.name} cannot be saved: {error}") from error
 
     async def forget(self, snapshot: str) -> None:
-        """Remove a snapshot; those that were made over it need it."""
+        """Remove a snapshot, which those that were made over it need, and a base that only it needed."""
+        saved = self._store.layer(snapshot)
         await asyncio.to_thread(self._store.remove, snapshot)
+        for layer in () if saved is None else saved.layers:
+            if layer.startswith(BASE) and not self._store.needs(layer):
+                await asyncio.to_thread(self._store.remove, layer)
 
     async def start_life(self, spec: SandboxSpec, stack: Stack, base: str | None) -> Life:
         """A new living box in its started state: laid over its base, or furnished from the spec."""

@@ -162,12 +162,12 @@ async def write_files(life: Life, files: Mapping[str, FileEntry | bytes]) -> Non
         os.close(blob)
 
 
-async def save(life: Life, store: ImageStore, key: str, *, shift: int | None) -> Stack:
+async def save(life: Life, store: ImageStore, key: str, below: Stack, *, shift: int | None) -> Stack:
     """Save the files of a box whose programs have ended; to be called while `making` the layer."""
     said, folders = await life.channel.request({"op": "layers"}, timeout_s=OPERATION_S)
     try:
         uppers = dict(zip(said["names"], folders, strict=True))
-        return await asyncio.to_thread(store.save, key, life.stack, uppers, shift=shift)
+        return await asyncio.to_thread(store.save, key, below, uppers, shift=shift)
     finally:
         for folder in folders:
             os.close(folder)
@@ -320,7 +320,7 @@ class Box:
 
     async def snapshot(self) -> str:
         await self._end()
-        return await self._backend.save_snapshot(self._life)
+        return await self._backend.save_snapshot(self._life, self._base)
 
     async def reset(self) -> None:
         await self._close_terminals()

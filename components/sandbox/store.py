@@ -170,6 +170,11 @@ class ImageStore:
             raise
         return Stack(below.base, (key, *below.layers))
 
+    def needs(self, key: str) -> bool:
+        """Whether any layer lies over this one."""
+        found = (self.folder / "layers").glob("*/layer.json")
+        return any(key in json.loads(path.read_text())["layers"] for path in found)
+
     def remove(self, key: str) -> None:
         """Remove a layer, complete or not."""
         place, part = self.folder / "layers" / key, self.folder / "layers" / f".{key}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ from components.config import SandboxConfig
 from components.errors import FaultCause
 from components.harness import verify_result
 from components.records import AssertionOutcome
-from components.sandbox import FileEntry, SandboxBackend, SandboxSpec, open_backend, read_tree
+from components.sandbox import FileEntry, ImageSpec, Sandbox, SandboxBackend, SandboxSpec, open_backend, read_tree
+from components.sandbox.base_image import add, unpack
+from components.sandbox.store import ImageStore
 from tests import dockerd
 from tests.harness.parts import PlainTask
 from tests.sandbox.conftest import needs_root
@@ -192,7 +195,11 @@ PLAIN_ATTACKS = {
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="module",
-    params=["namespace", pytest.param("docker", marks=[pytest.mark.nightly, dockerd.needs_docker])],
+    params=[
+        "namespace",
+        pytest.param("image", marks=pytest.mark.nightly),
+        pytest.param("docker", marks=[pytest.mark.nightly, dockerd.needs_docker]),
+    ],
 )
 async def backend(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -203,9 +210,30 @@ async def backend(
         if engine is not None:
             dockerd.import_base(engine, dockerd.WITH_PYTHON, dockerd.PYTHON)
             config = engine.config(dockerd.WITH_PYTHON)
+        if request.param == "image":
+            config = SandboxConfig(images=str(folder / "images"))
+            import_image(folder)
         opened = await open_backend(config, folder)
-        yield opened
+        yield OverImage(opened) if request.param == "image" else opened
         await opened.close()
+
+
+def import_image(folder: Path) -> None:
+    """The engine's base image as a root file system of the namespace backend's."""
+    (folder / "root.tar").write_bytes(dockerd.base_archive(dockerd.PYTHON))
+    store = ImageStore(folder / "images")
+    unpack(folder / "root.tar", folder / "root")
+    add(store, folder / "root", [dockerd.WITH_PYTHON], {}, {})
+
+
+class OverImage:
+    """A backend whose boxes have a system of their own."""
+
+    def __init__(self, backend: SandboxBackend) -> None:
+        self._backend = backend
+
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        return await self._backend.start(replace(spec, image=ImageSpec(dockerd.WITH_PYTHON)))
 
 
 async def verified(backend, folder, kind, *commands, timeout_s=20):

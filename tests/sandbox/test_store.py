@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -255,6 +256,42 @@ async def test_a_view_shows_the_image_s_system_and_records_and_the_agent_s_work(
     assert (await sh(view, f"cat {view.shell}"))[0] == 1
     await view.stop()
     await box.stop()
+
+
+async def test_what_a_spec_adds_to_its_image_is_a_layer_that_views_show(backend: ZygoteBackend, tmp_path: Path) -> None:
+    files = {"/usr/bin/added": b"tool\n"}
+    setup = ("echo Package: set-up >> /var/lib/dpkg/status; echo $WHO > /app/who",)
+    spec = SandboxSpec(
+        image=image(tmp_path, "RUN echo x > /app/x"), files=files, setup=setup, env={"WHO": "me"}, **LIMITS
+    )
+    box = await backend.start(spec)
+    await sh(box, "rm /usr/bin/added; echo forged > /usr/bin/cat; echo work > /app/work")
+    view = await box.fork_view()
+    assert await sh(view, "cat /usr/bin/added /app/x /app/who /app/work; grep -c set-up /var/lib/dpkg/status") == (
+        0,
+        "tool\nx\nme\nwork\n1\n",
+    )
+    await view.stop()
+    await box.reset()
+    assert await sh(box, "cat /usr/bin/added; ls /app/work 2>&- || echo none") == (0, "tool\nnone\n")
+    await box.stop()
+
+
+async def test_a_snapshot_holds_what_its_box_was_laid_over(root_backend: ZygoteBackend) -> None:
+    spec = SandboxSpec(setup=("echo set > /usr/local/set; echo up > /app/up",), **LIMITS)
+    box = await root_backend.start(spec)
+    await sh(box, "echo more >> /usr/local/set; rm /app/up")
+    saved, again = await box.snapshot(), await box.snapshot()
+    copy = await root_backend.start(replace(spec, snapshot=saved))
+    assert (await sh(copy, "cat /usr/local/set; ls /app"))[1] == "set\nmore\n"
+    view = await copy.fork_view()
+    assert (await sh(view, "cat /usr/local/set"))[1] == "set\nmore\n"  # where it starts, that is the system
+    await asyncio.gather(view.stop(), copy.stop(), box.stop())
+    layers = root_backend._store.folder / "layers"
+    await root_backend.forget(saved)
+    assert len(list(layers.iterdir())) == 2
+    await root_backend.forget(again)
+    assert list(layers.iterdir()) == []
 
 
 async def test_links_among_the_records_lead_a_view_nowhere(backend: ZygoteBackend, tmp_path: Path) -> None:

@@ -39,8 +39,6 @@ SECRET_FOLDERS = ("acpi", "scsi")
 READ_ONLY_FOLDERS = ("bus", "fs", "irq", "sys")
 OPEN_FILES = 4096
 PROXY_PORT = 3128
-IMAGE = "image"
-"""What the tree of a view's whole image is called among those of its parts."""
 SHELLS = (f"{NEW}/usr/bin/bash", f"{NEW}/bin/bash")
 
 
@@ -114,8 +112,6 @@ def _borrow(order: Order, own_mounts: int) -> dict[str, int]:
             if name in trees:
                 os.close(trees[name])
             trees[name] = kernel.clone_tree("/" if name == "root" else f"/{name}")
-        if namespace is order.system and order.image.records:
-            trees[IMAGE] = kernel.clone_tree("/")
         kernel.setns(own_mounts, kernel.NEWNS)
     return trees
 
@@ -186,7 +182,7 @@ def _mount_all(order: Order, lowers: dict[str, str], tools: Tools) -> None:
     for name in systems(order):
         _overlay(lowers[name], name, f"{NEW}/{name}", options)
     if order.over is not None:
-        _show_records(order, lowers, uid, options)
+        _show_records(order, uid, options)
     kernel.mount("proc", f"{NEW}/proc", "proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
     kernel.mount("/dev", f"{NEW}/dev", None, kernel.BIND | kernel.REC)
     kernel.mount(
@@ -211,10 +207,10 @@ def _make_folder(path: str) -> None:
             os.mkdir(place, 0o755)
 
 
-def _show_records(order: Order, lowers: dict[str, str], uid: int, options: str) -> None:
+def _show_records(order: Order, uid: int, options: str) -> None:
     """The system's records as the image has them: a view whose /usr is pristine must not read of what it lacks."""
-    pristine = f"{BOX}/lower/{IMAGE}"
-    if order.image.records and IMAGE not in lowers:
+    pristine = f"{BOX}/lower/image"
+    if order.image.records:
         image = order.image.lowers["root"]
         os.mkdir(pristine)
         if len(image) == 1:
