@@ -128,6 +128,7 @@ def assert_same_gradients(one: dict[str, Tensor], other: dict[str, Tensor], *, r
 
 
 def assert_same(one: Run, other: Run, *, atol: float = 2e-6, rtol: float = 2e-6) -> None:
+    assert_same_gradients(one.gradients, other.gradients, rtol=rtol)
     for left, right in ((one.logprobs, other.logprobs), (one.values, other.values)):
         for first, second in zip(left, right, strict=True):
             for a, b in zip(first, second, strict=True):
@@ -136,7 +137,6 @@ def assert_same(one: Run, other: Run, *, atol: float = 2e-6, rtol: float = 2e-6)
         assert a.keys() == b.keys()
         for name, value in a.items():
             assert b[name] == pytest.approx(value, rel=2.5 * atol, abs=1e-6), name
-    assert_same_gradients(one.gradients, other.gradients, rtol=rtol)
     assert_same_gradients(one.moments, other.moments, rtol=5 * rtol)
     assert one.weights.keys() == other.weights.keys()
     for name, weight in one.weights.items():
