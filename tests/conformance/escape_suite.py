@@ -265,6 +265,7 @@ class MisuseSuite:
         assert (await box.exec(["less", "/etc/passwd"], timeout_s=10)).exit_code == 0
         await box.stop()
 
+    @pytest.mark.nightly  # tests/sandbox/test_terminal.py has the same for one backend, one by one
     async def test_every_misuse_of_a_terminal_can_be_left(self, backend: SandboxBackend) -> None:
         box = await backend.start(replace(SPEC, memory_mb=256))
         terminals = [await box.terminal(rows=24, columns=80, echo=True) for _ in MISUSES]
