@@ -152,8 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("an image has files of many owners: run this as root", file=sys.stderr)
         return 2
     store = ImageStore(given.into.resolve())
-    with tempfile.TemporaryDirectory(prefix=".making-", dir=store.folder) as folder:
-        root = Path(folder, "root")
+    with store.workplace() as folder:
+        root = folder / "root"
         try:
             if given.archive is None:
                 debootstrap(root, given.suite, [*PACKAGES, *given.package], given.mirror)

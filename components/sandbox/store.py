@@ -17,8 +17,10 @@ import json
 import os
 import shutil
 import stat
+import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,9 @@ from components.sandbox.zygote import kernel
 BASE_SYSTEMS = ("usr", "etc")
 TOP_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 LOCK_POLL_S = 0.05
+WORKPLACE = ".making-"
+YOUNG_S = 60.0
+"""A workplace that is younger may not have been locked yet."""
 COPY_BYTES = 1 << 24
 KEPT_ATTRIBUTES = ("overlay.opaque", "overlay.redirect")
 
@@ -89,6 +94,17 @@ class ImageStore:
                 return base
             known += base.names
         raise LookupError(f"no image of {self.folder} is called {wanted} ({', '.join(sorted(known)) or 'it has none'})")
+
+    @contextmanager
+    def workplace(self) -> Iterator[Path]:
+        """An empty folder on the store's file system, for who makes a base; its content goes with its maker."""
+        with tempfile.TemporaryDirectory(prefix=WORKPLACE, dir=self.folder) as folder:
+            held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                _try_lock(held)
+                yield Path(folder)
+            finally:
+                os.close(held)
 
     def add_base(self, root: Path, names: Sequence[str], env: Mapping[str, str], key: str) -> BaseImage:
         """Take over a root file system: a folder on the same file system as the store, which is moved here.
@@ -185,7 +201,7 @@ class ImageStore:
         shutil.rmtree(part, ignore_errors=True)
 
     def sweep(self) -> list[str]:
-        """Remove what makers left that were killed; returns the layers' keys."""
+        """Remove what makers left that were killed; returns the layers' keys, and names of workplaces."""
         swept = []
         for part in sorted((self.folder / "layers").glob(".*")):
             key = part.name[1:]
@@ -196,6 +212,14 @@ class ImageStore:
                     swept.append(key)
             finally:
                 os.close(lock)
+        for place in self.folder.glob(f"{WORKPLACE}*"):
+            held = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                if time.time() - os.fstat(held).st_mtime > YOUNG_S and _try_lock(held):
+                    shutil.rmtree(place, ignore_errors=True)
+                    swept.append(place.name)
+            finally:
+                os.close(held)
         return swept
 
 

@@ -22,11 +22,12 @@ from components.curation.gates import gate
 from components.errors import FaultCause, InfraFault
 from components.pool import load_task
 from components.sandbox import ImageSpec, SandboxSpec, ZygoteBackend, read_dockerfile
+from components.sandbox.base_image import main
 from components.sandbox.store import ImageStore, Stack
 from tests.conformance.sandbox_suite import sh
 from tests.disks import small_disk
 from tests.sandbox.conftest import needs_root
-from tests.sandbox.small_root import NAME, small_base
+from tests.sandbox.small_root import NAME, make_root, small_base
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_root]
 REPOSITORY = Path(__file__).parents[2]
@@ -192,6 +193,33 @@ async def test_a_half_written_layer_is_swept_and_one_that_is_being_written_is_no
         assert store.sweep() == ["left"]
     assert store.layer("left") is None
     assert store.sweep() == ["held"]
+    left = images / ".making-killed"
+    (left / "root").mkdir(parents=True)
+    with store.workplace() as place:
+        for folder in (left, place):
+            os.utime(folder, (0, 0))
+        assert store.sweep() == [".making-killed"]
+        assert place.is_dir()
+    assert not list(images.glob(".making-*"))
+
+
+async def test_an_archive_becomes_an_image_once_and_takes_names_over(tmp_path: Path) -> None:
+    root = make_root(tmp_path / "root")
+    subprocess.run(["tar", "-C", str(root), "-cf", str(tmp_path / "root.tar"), "."], check=True)
+    into = ["--into", str(tmp_path / "images"), "--archive", str(tmp_path / "root.tar")]
+    assert main([*into, "--name", "first", "--name", "other:2", "--env", "A=1"]) == 0
+    assert main([*into, "--name", "second", "--file", f"/opt/added={__file__}"]) == 0
+    assert main([*into, "--name", "first:latest", "--name", "third"]) == 0
+    store = ImageStore(tmp_path / "images")
+    assert len(list(store.bases())) == 2
+    assert store.base("first").names == ("first:latest", "other:2", "third:latest")
+    added = tmp_path / "images" / "bases" / store.base("second").key / "root" / "opt" / "added"
+    assert added.read_bytes() == Path(__file__).read_bytes()
+    with pytest.raises(LookupError, match=r"fourth:latest \(first:latest, other:2"):
+        store.base("fourth")
+    (tmp_path / "root.tar").write_bytes(b"no tar")
+    assert main([*into, "--name", "bad"]) == 2
+    assert not list((tmp_path / "images").glob(".making-*"))
 
 
 async def test_a_box_that_does_not_fit_on_the_disk_is_not_saved_in_part_and_lives_on(tmp_path: Path) -> None:
