@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from components.errors import ConfigError
-from components.sandbox.store import BaseImage, ImageStore
+from components.sandbox.store import BASE_SYSTEMS, BaseImage, ImageStore
 
 PACKAGES = ("ca-certificates", "curl", "git", "less", "procps", "python3", "python3-venv", "tmux", "vim-tiny")
 """What tasks and their verifiers take for granted, and a Debian of the smallest variant lacks."""
@@ -83,7 +83,15 @@ def add(
 
     Args:
         files: host files that become part of it, by their absolute paths there, executable where they are.
+
+    Raises:
+        ConfigError: a folder that is written to here, or that boxes are laid over, is a link out of it.
     """
+    inner = [*DROPPED, *BASE_SYSTEMS, *(path.lstrip("/") for path in files)]
+    led_out = [path for path in inner if not (root / path).parent.resolve().is_relative_to(root.resolve())]
+    led_out += [name for name in BASE_SYSTEMS if (root / name).is_symlink()]
+    if led_out:
+        raise ConfigError([f"{path}: a link on its way leads out of the image" for path in led_out])
     for folder in DROPPED:
         _empty(root / folder)
     (root / "tmp").chmod(0o1777)
@@ -103,8 +111,9 @@ def add(
 
 
 def _empty(folder: Path) -> None:
-    if folder.is_symlink() or not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
+    if folder.is_symlink():  # what it leads to may be the host's
+        folder.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
@@ -159,11 +168,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 debootstrap(root, given.suite, [*PACKAGES, *given.package], given.mirror)
             else:
                 unpack(given.archive, root)
+            files = {path: Path(source) for path, source in given.file}
+            base = add(store, root, given.name, dict(given.env), files)
         except ConfigError as error:
             print(error, file=sys.stderr)
             return 2
-        files = {path: Path(source) for path, source in given.file}
-        base = add(store, root, given.name, dict(given.env), files)
     print(f"{store.folder / 'bases' / base.key}: {', '.join(base.names)}")
     return 0
 

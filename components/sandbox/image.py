@@ -294,7 +294,7 @@ class _Reader:
             raise ValueError(f"{source!r} matches nothing")
         files: dict[str, FileEntry] = {}
         for match in matches:
-            folder = match if match == self._folder else match.parent
+            folder = match if match.is_dir() and not match.is_symlink() else match.parent  # `..` is no link
             if not folder.resolve().is_relative_to(self._folder.resolve()) or not os.path.lexists(match):
                 raise ValueError(f"{source!r} is not in the task's environment folder")
             entry = read_entry(match)

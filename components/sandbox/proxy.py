@@ -13,6 +13,7 @@ import asyncio
 import fnmatch
 import ipaddress
 import logging
+import re
 import socket
 from collections.abc import Sequence
 from urllib.parse import urlsplit
@@ -26,11 +27,17 @@ CONNECT_S = 20.0
 READ_BYTES = 1 << 16
 CONNECTIONS = 64
 """At once, of one box: more of them wait."""
-PRIVATE = tuple(
-    map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"))
+PRIVATE = (
+    *map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "192.0.0.0/24")),
+    *map(ipaddress.ip_network, ("198.18.0.0/15", "fc00::/7", "fec0::/10")),
 )
+NAME_CHARS = 253
+NAME = re.compile(r"(?:[a-z0-9_-]+\.)*(?!0x[0-9a-f]*$)[a-z0-9_-]*[a-z_-][a-z0-9_-]*")
+"""Names that are no number in disguise. What else a resolver is given it cuts at the first zero byte."""
+INNER = ipaddress.ip_network("64:ff9b::/96")
+"""Addresses of version 6 behind which a translator has one of version 4."""
 PORT = 3128
-HOP = (b"proxy-connection", b"proxy-authorization", b"connection", b"keep-alive")
+HOP = (b"proxy-connection", b"proxy-authorization", b"connection", b"keep-alive", b"host")
 
 
 def environment() -> dict[str, str]:
@@ -44,22 +51,22 @@ def environment() -> dict[str, str]:
 def is_allowed(host: str, patterns: Sequence[str]) -> bool:
     """Whether a host may be named: no address, nothing of this machine's, and of these patterns."""
     name = host.lower().rstrip(".")
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return name != "localhost" and any(fnmatch.fnmatchcase(name, pattern.lower()) for pattern in patterns)
-    return False
+    if len(name) > NAME_CHARS or NAME.fullmatch(name) is None or name == "localhost":
+        return False
+    return any(fnmatch.fnmatchcase(name, pattern.lower()) for pattern in patterns)
 
 
 def may_connect(address: str, host: str, patterns: Sequence[str]) -> bool:
     """Whether the address of an allowed host may be connected to. One of a private network must be named in full."""
     found = ipaddress.ip_address(address)
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped
+    if isinstance(found, ipaddress.IPv6Address):
+        inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF) if found in INNER else found.ipv4_mapped
+        found = inner or found.sixtofour or found
     if found.is_loopback or found.is_link_local or found.is_multicast or found.is_unspecified:
         return False
-    if any(found.version == network.version and found in network for network in PRIVATE):
-        return host.lower().rstrip(".") in {pattern.lower() for pattern in patterns} and not is_own(str(found))
+    in_full = host.lower().rstrip(".") in {pattern.lower() for pattern in patterns}
+    if not in_full and any(found.version == network.version and found in network for network in PRIVATE):
+        return False
     return not is_own(str(found))
 
 
@@ -183,6 +190,7 @@ def read_head(head: bytes) -> tuple[str, int, bytes | None]:
     if parts.scheme != "http":
         raise Refusal(400, "only http:// and CONNECT are served")
     kept = [field for field in fields if field.split(b":", 1)[0].strip().lower() not in HOP]
+    kept.insert(0, b"Host: " + parts.netloc.rpartition("@")[2].encode())  # who was judged, whatever it said (RFC 9112)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     # One request a connection: a second one on it would go to the first one's host unjudged.
     lines = [b" ".join((method, path.encode(), version)), *kept, b"Connection: close"]

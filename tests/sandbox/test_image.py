@@ -86,6 +86,15 @@ def test_a_folder_without_dockerfile_or_base_is_a_task_error(tmp_path: Path) -> 
         read_dockerfile(written(tmp_path, "RUN true\n"))
 
 
+@pytest.mark.parametrize("source", ["..", "*/../..", "../*"])
+def test_a_copy_brings_nothing_of_the_task_around_its_environment(tmp_path: Path, source: str) -> None:
+    environment = tmp_path / "environment"
+    (environment / "inner").mkdir(parents=True)
+    (tmp_path / "solution").mkdir()
+    with pytest.raises(TaskError, match="not in the task's environment"):
+        read_dockerfile(written(environment, f"FROM x\nCOPY {source} /x\n"))
+
+
 def test_links_in_the_environment_are_copied_as_links(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "shadow").symlink_to("/etc/shadow")

@@ -39,6 +39,14 @@ print(said.decode())
         ("127.0.0.1", ("*",), False),
         ("[::1]", ("*",), False),
         ("169.254.169.254", ("*", "169.254.169.254"), False),
+        ("evil.example\0.example.org", ("*.example.org",), False),
+        ("evil.example%00.example.org", ("*.example.org",), False),
+        ("2130706433", ("*",), False),
+        ("0x7f.1", ("*",), False),
+        ("1.0x7f", ("*",), False),
+        ("0x7f000001", ("*",), False),
+        ("7.example.x0", ("*",), True),
+        ("", ("*",), False),
     ],
 )
 def test_hosts_are_allowed_by_name_and_never_by_address(host: str, patterns: tuple[str, ...], allowed: bool) -> None:
@@ -47,14 +55,38 @@ def test_hosts_are_allowed_by_name_and_never_by_address(host: str, patterns: tup
 
 @pytest.mark.parametrize(
     "address",
-    ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "169.254.169.254", "0.0.0.0", "fe80::1", "224.0.0.1"],
+    [
+        "127.0.0.1",
+        "127.9.9.9",
+        "::1",
+        "::ffff:127.0.0.1",
+        "169.254.169.254",
+        "0.0.0.0",
+        "fe80::1",
+        "224.0.0.1",
+        "64:ff9b::7f00:1",
+        "2002:7f00:1::1",
+    ],
 )
 def test_no_name_leads_to_this_machine_or_its_link(address: str) -> None:
     assert not proxy.may_connect(address, "named.example", ("*", "named.example"))
 
 
 @pytest.mark.parametrize(
-    "address", ["10.0.0.1", "172.16.5.5", "192.168.1.1", "100.64.0.1", "fd00::1", "::ffff:10.0.0.1"]
+    "address",
+    [
+        "10.0.0.1",
+        "172.16.5.5",
+        "192.168.1.1",
+        "100.64.0.1",
+        "fd00::1",
+        "::ffff:10.0.0.1",
+        "64:ff9b::a00:1",
+        "2002:a00:1::1",
+        "192.0.0.192",
+        "198.18.0.1",
+        "fec0::1",
+    ],
 )
 def test_a_private_network_is_reached_by_a_full_name_only(address: str) -> None:
     assert not proxy.may_connect(address, "inner.example", ("*", "*.example"))
@@ -75,9 +107,14 @@ def test_a_request_keeps_its_path_and_loses_what_was_meant_for_the_proxy() -> No
     assert proxy.read_head(head) == (
         "h.example",
         80,
-        b"GET /a?b=1 HTTP/1.1\r\nHost: h.example\r\nX: y\r\nConnection: close\r\n\r\n",
+        b"GET /a?b=1 HTTP/1.1\r\nHost: h.example:80\r\nX: y\r\nConnection: close\r\n\r\n",
     )
     assert proxy.read_head(b"CONNECT h.example:443 HTTP/1.1\r\n\r\n") == ("h.example", 443, None)
+
+
+def test_a_server_is_told_the_host_that_was_judged_and_not_another() -> None:
+    host, _, said = proxy.read_head(b"GET http://h.example:80/ HTTP/1.1\r\nhost: other.example\r\nX: y\r\n\r\n")
+    assert (host, said) == ("h.example", b"GET / HTTP/1.1\r\nHost: h.example:80\r\nX: y\r\nConnection: close\r\n\r\n")
 
 
 @given(st.binary(max_size=200))
