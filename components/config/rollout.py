@@ -119,7 +119,7 @@ class DockerConfig(Section):
     build_network: str = "none"
     """The engine's network for what a Dockerfile's RUN runs: `none`, `default`, `host`, or one that was made for it."""
     box_ttl_s: float = Field(86_400.0, gt=0)
-    """A box whose backend was opened longer ago is removed by whoever sweeps the engine next."""
+    """An older box is removed by whoever sweeps the engine next and cannot see whether its owner lives."""
 
 
 class SandboxConfig(Section):

@@ -55,7 +55,8 @@ def test_what_only_the_other_backend_has_is_refused() -> None:
     ("changed", "left"),
     [
         ({}, False),
-        ({reaper.DEADLINE: "5"}, True),
+        ({reaper.DEADLINE: "5"}, False),
+        ({reaper.HOST: "elsewhere", reaper.DEADLINE: "5"}, True),
         ({reaper.HOST: "elsewhere", reaper.OWNER: '{"pid":1,"started":1,"boot":"x","pid_namespace":1}'}, False),
         ({reaper.OWNER: '{"pid":1,"started":1,"boot":"x","pid_namespace":1}'}, True),
     ],

@@ -36,6 +36,8 @@ START_S = 60.0
 PING_S = 2.0
 STARTS_AT_ONCE = 8
 """An engine on two cores starts eight a second, whatever it is asked for at once."""
+TTLS = 30
+"""A backend may outlive so many of its boxes one after another, and they need its volume."""
 POOLS = 8
 """Kinds of box that are kept ready: those asked for last."""
 REAP_EVERY_S = 60.0
@@ -79,7 +81,6 @@ class DockerBackend:
         self._config = config.docker
         self._admission = admission
         self.lease = f"longshell-{secrets.token_hex(6)}"
-        self._labels = reaper.labels(self.lease, config.docker.box_ttl_s)
         self._images = Images(engine, config.docker.image, config.docker.build_network)
         self._lives: dict[str, Life] = {}
         self._names: set[str] = set()
@@ -95,7 +96,9 @@ class DockerBackend:
     async def open(self) -> None:
         """Make what boxes need, and start one."""
         await self._reap()
-        self._command = await fill_volume(self._engine, self.lease, self._labels)
+        self._command = await fill_volume(
+            self._engine, self.lease, reaper.labels(self.lease, TTLS * self._config.box_ttl_s)
+        )
         await self._try()
         self._do(self._reap_now_and_then())
         if not self._quota:
@@ -260,7 +263,7 @@ class DockerBackend:
                 stdin_open=True,
                 environment={"LD_PRELOAD": "", "LD_LIBRARY_PATH": ""},  # an image's are for its programs
                 healthcheck={"test": ["NONE"]},
-                labels={**self._labels, reaper.DISK_MB: str(spec.disk_mb)},
+                labels={**reaper.labels(self.lease, self._config.box_ttl_s), reaper.DISK_MB: str(spec.disk_mb)},
                 host_config=host_config(api, spec, self.lease, quota=self._quota),
             )
 

@@ -35,9 +35,10 @@ def labels(lease: str, ttl_s: float) -> dict[str, str]:
 
 def is_left(found: Mapping[str, str], observer: leases.Owner, host: str, now: float) -> bool:
     """Whether what bears these labels is nobody's any more."""
-    if now > float(found.get(DEADLINE, "inf")):
-        return True
-    return found.get(HOST) == host and leases.is_orphan(leases.Owner(**json.loads(found[OWNER])), observer, 0.0)
+    owner = leases.Owner(**json.loads(found[OWNER]))
+    if found[HOST] == host and (owner.boot != observer.boot or owner.pid_namespace == observer.pid_namespace):
+        return leases.is_orphan(owner, observer, 0.0)
+    return now > float(found[DEADLINE])
 
 
 def reap(engine: Engine, lease: str, alive: Callable[[str], bool]) -> list[str]:
