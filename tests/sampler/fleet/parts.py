@@ -46,6 +46,6 @@ async def draw(fleet: Fleet, session: str, prompt: list[int], new: int = 8, star
 
 async def until(fleet: Fleet, place: int, *states: State) -> None:
     """Waits until a replica stands so."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(150):
         while fleet.supervision.state(place) not in states:
             await asyncio.sleep(0.02)

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from components.sampler import ModelGeometry
-from components.sampler.fleet import Fleet
+from components.config import SamplerConfig
+from components.sampler import ModelGeometry, SamplerServer, launch_sampler
+from components.sampler.fleet import Fleet, GivenLauncher, Serving, open_fleet
 from tests.conformance.sampler_suite import SamplerSuite
-from tests.sampler.conftest import SLOTS
-from tests.sampler.fleet.parts import fleet_of
+from tests.sampler.conftest import CONTEXT, SLOTS
 
 
 @pytest.mark.nightly
-@pytest.mark.asyncio(loop_scope="class")
 class TestFleet(SamplerSuite):
-    """Two embedded servers."""
+    """Two embedded servers that run already, since a fleet lives in one test's event loop."""
 
     @pytest.fixture(scope="class")
-    async def fleet(self, model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
-        async with fleet_of(model_folder, tmp_path_factory.mktemp("log"), [], slots=SLOTS) as (fleet, _):
+    def second(self, model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SamplerServer]:
+        config = SamplerConfig(slots=SLOTS, context_tokens=CONTEXT, prefill_tokens=64)
+        log = tmp_path_factory.mktemp("log") / "sampler.log"
+        with launch_sampler(config, model_folder, seed=1, routing=True, log_path=log) as server:
+            yield server
+
+    @pytest.fixture
+    async def fleet(
+        self, embedded: SamplerServer, second: SamplerServer, model_folder: Path, tmp_path: Path
+    ) -> AsyncIterator[Fleet]:
+        urls = (second.url, embedded.url)
+        config = SamplerConfig(engine="sglang", urls=urls, slots=SLOTS, context_tokens=CONTEXT, request_timeout_s=60)
+        serving = Serving(config, model_folder, seed=0, routing=True, logs=tmp_path)
+        async with open_fleet(serving, GivenLauncher(serving), [].append) as fleet:
             yield fleet
 
     @pytest.fixture

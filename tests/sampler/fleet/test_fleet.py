@@ -126,11 +126,16 @@ async def test_a_replica_that_dies_in_a_publication_serves_again_only_with_the_n
         held = await fleet.hold()
         waiting = asyncio.create_task(draw(fleet, "a", tokens(1, 20)))
         clients = [SGLangClient(url, model=geometry) for url in held.values()]
-        source = FolderSource(other_folder, lambda: kill(launcher, 1))
+        source = FolderSource(other_folder)
+
+        def kill_once() -> None:
+            source.halfway = lambda: None  # a broadcast that broke is made again
+            kill(launcher, 1)
+
+        source.halfway = kill_once
         publication = await publisher.publish(clients, source, 5)
         assert list(publication.lost) == [1]
         assert not waiting.done(), "nobody draws while weights are exchanged"
-        source.halfway = lambda: None
         source.save_hf(weights)
         await fleet.release(5, weights, {1: str(publication.lost[1])})
         answer = await waiting
