@@ -21,12 +21,12 @@ from components.config import PoolConfig, SandboxConfig
 from components.curation.gates import gate
 from components.errors import FaultCause, InfraFault
 from components.pool import load_task
-from components.sandbox import ImageSpec, SandboxSpec, ZygoteBackend, read_dockerfile
+from components.sandbox import ImageSpec, RunStep, SandboxSpec, ZygoteBackend, read_dockerfile
 from components.sandbox.base_image import main
 from components.sandbox.store import ImageStore, Stack
 from tests.conformance.sandbox_suite import sh
 from tests.disks import small_disk
-from tests.sandbox.conftest import needs_root
+from tests.sandbox.conftest import NOBODY, needs_root
 from tests.sandbox.small_root import NAME, make_root, small_base
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_root]
@@ -203,6 +203,7 @@ async def test_a_half_written_layer_is_swept_and_one_that_is_being_written_is_no
     assert not list(images.glob(".making-*"))
 
 
+@pytest.mark.nightly
 async def test_an_archive_becomes_an_image_once_and_takes_names_over(tmp_path: Path) -> None:
     root = make_root(tmp_path / "root")
     subprocess.run(["tar", "-C", str(root), "-cf", str(tmp_path / "root.tar"), "."], check=True)
@@ -284,6 +285,25 @@ async def test_a_view_shows_the_image_s_system_and_records_and_the_agent_s_work(
     assert (await sh(view, f"cat {view.shell}"))[0] == 1
     await view.stop()
     await box.stop()
+
+
+async def test_without_privileges_images_of_one_s_own_are_built_over_and_saved_too(state_dir: Path) -> None:
+    images = state_dir / "own-images"
+    small_base(ImageStore(images), state_dir)
+    subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", str(images)], check=True)
+    opened = await ZygoteBackend.open("namespace/unprivileged", state_dir, images=images, become_uid=NOBODY)
+    steps = "rm -rf /opt/removed; mkdir /opt/removed; echo x > /usr/bin/x; rm /usr/bin/seq"
+    spec = SandboxSpec(image=ImageSpec(NAME, steps=(RunStep(steps, "/app", {}, 2),)), **LIMITS)
+    box = await opened.start(spec)
+    seen = "ls /opt/removed; cat /usr/bin/x; [ -e /usr/bin/seq ] || echo none; stat -c %u /usr/bin/x /usr/bin/ls"
+    assert await sh(box, seen) == (0, "x\nnone\n0\n0\n")
+    await sh(box, "echo work > work; echo forged > /usr/bin/cat")
+    view = await box.fork_view()
+    assert view.left.reverted == ("changed /usr/bin/cat",)
+    assert await sh(view, "cat work /usr/bin/x") == (0, "work\nx\n")
+    copy = await opened.start(replace(spec, snapshot=await box.snapshot()))
+    assert (await sh(copy, "read -r x < work; echo $x; [ -e /usr/bin/seq ] || echo none"))[1] == "work\nnone\n"
+    await opened.close()
 
 
 async def test_what_a_spec_adds_to_its_image_is_a_layer_that_views_show(backend: ZygoteBackend, tmp_path: Path) -> None:
