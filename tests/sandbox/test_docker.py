@@ -19,7 +19,7 @@ import pytest_asyncio
 
 from components.config import SandboxConfig
 from components.errors import ConfigError, FaultCause, InfraFault
-from components.sandbox import Sandbox, SandboxBackend, SandboxSpec, open_backend
+from components.sandbox import ImageSpec, Sandbox, SandboxBackend, SandboxSpec, open_backend
 from components.sandbox.docker import images, reaper
 from tests import dockerd
 from tests.conformance.escape_suite import ATTEMPTS, Attempt, EscapeSuite, MisuseSuite
@@ -155,6 +155,17 @@ async def test_an_image_is_built_once_however_many_ask(
     await asyncio.gather(*(box.stop() for box in boxes))
     await (await backend.start(replace(SMALL, image=image))).stop()
     assert (len(said), len(built)) == (1, 1)
+
+
+@pytest.mark.nightly
+async def test_an_image_whose_volumes_no_verifier_would_see_is_refused(
+    backend: SandboxBackend, client: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM debian:12\nVOLUME /data\n")
+    assert b"Successfully" in b"".join(client.build(path=str(tmp_path), tag="longshell-test/volume:1"))
+    with pytest.raises(InfraFault, match="VOLUME /data") as caught:
+        await backend.start(replace(SMALL, image=ImageSpec("longshell-test/volume:1")))
+    assert caught.value.cause is FaultCause.IMAGE
 
 
 @pytest.mark.nightly

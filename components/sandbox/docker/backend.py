@@ -133,6 +133,8 @@ class DockerBackend:
 
     async def start(self, spec: SandboxSpec) -> DockerBox:
         """A started box."""
+        if self._closed:
+            raise InfraFault(FaultCause.SANDBOX, "the backend is closed")
         if spec.snapshot is not None:
             image, spec = await self._images.snapshot(spec.snapshot), spec.without_steps()
         else:
@@ -185,8 +187,6 @@ class DockerBackend:
 
     async def launch(self, spec: SandboxSpec, image: Image) -> Life:
         """A container of this image, not furnished: a ready one that still answers, or a new one."""
-        if self._closed:
-            raise InfraFault(FaultCause.SANDBOX, "the backend is closed")
         life = await self._take(spec, image)
         if spec.network == "proxy":
             life.outlet = Outlet(life.stream, spec.hosts)

@@ -108,6 +108,12 @@ class Images:
             if is_missing(fault):
                 return None
             raise
+        volumes = sorted(told["Config"].get("Volumes") or ())
+        if volumes:
+            problem = (
+                f"{name} has VOLUME {' '.join(volumes)}: what is written there would be in no view and no snapshot"
+            )
+            raise InfraFault(FaultCause.IMAGE, problem)
         pairs = (entry.partition("=") for entry in told["Config"].get("Env") or ())
         return Image(told["Id"], {variable: value for variable, _, value in pairs})
 
