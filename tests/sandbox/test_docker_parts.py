@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
+from typing import Any
 
 import pytest
+import urllib3
 from hypothesis import given
 from hypothesis import strategies as st
 
 from components.config import SandboxConfig
+from components.errors import FaultCause, InfraFault
 from components.sandbox import leases
 from components.sandbox.docker import changes, profile, reaper
+from components.sandbox.docker.engine import Engine
+from components.sandbox.docker.stream import HEAD, PIECES_HELD, BoxStream
 from components.sandbox.zygote import frames, seccomp
 
 
@@ -64,3 +70,103 @@ def test_what_only_the_other_backend_has_is_refused() -> None:
 def test_only_what_is_nobody_s_is_removed(changed: dict[str, str], left: bool) -> None:
     found = {**reaper.labels("lease", 100), **changed}
     assert reaper.is_left(found, leases.current_owner(), socket.gethostname(), time.time()) is left
+
+
+def test_what_somebody_made_of_an_image_of_ours_is_not_removed() -> None:
+    ended = reaper.labels("another", 100) | {reaper.OWNER: '{"pid":1,"started":1,"boot":"x","pid_namespace":1}'}
+    removed: list[str] = []
+
+    class Api:
+        def containers(self, **_: Any) -> list[dict[str, Any]]:
+            return [
+                {"Id": "1", "Names": ["/ours"], "Labels": ended},
+                {"Id": "2", "Names": ["/somebodys"], "Labels": {**ended, reaper.LEASE: ""}},
+            ]
+
+        def volumes(self, **_: Any) -> dict[str, Any]:
+            return {"Volumes": []}
+
+        def remove_container(self, name: str, **_: Any) -> None:
+            removed.append(name)
+
+    engine = Engine("unix:///nowhere")
+    engine.api = Api()
+    assert reaper.reap(engine, "mine", lambda _: True) == ["ours"]
+    assert removed == ["1"]
+
+
+def test_an_engine_that_falls_silent_amid_an_answer_is_a_fault() -> None:
+    def cut(_: Any) -> None:
+        raise urllib3.exceptions.ProtocolError("cut")
+
+    with pytest.raises(InfraFault, match="does not answer"):
+        Engine("unix:///nowhere").call_now("build", cut, FaultCause.IMAGE)
+
+
+class Writer:
+    """A transport's end that takes what is written once it is `free`."""
+
+    def __init__(self) -> None:
+        self.said: list[frames.Frame] = []
+        self.free = asyncio.Event()
+        self._frames = frames.Unpacker()
+
+    def write(self, data: bytes) -> None:
+        self.said += self._frames.feed(data)
+
+    async def drain(self) -> None:
+        await self.free.wait()
+
+    def close(self) -> None:
+        pass
+
+
+class Reader(asyncio.StreamReader):
+    """Counts what was read of it."""
+
+    pieces = 0
+
+    async def readexactly(self, n: int) -> bytes:
+        self.pieces += n == HEAD.size
+        return await super().readexactly(n)
+
+    def say(self, *said: frames.Frame) -> None:
+        for frame in said:
+            data = frames.pack(*frame)
+            self.feed_data(HEAD.pack(1, len(data)) + data)
+
+
+async def _why() -> str:
+    return "it ended"
+
+
+@pytest.mark.asyncio
+async def test_a_box_that_says_what_is_no_message_is_given_up_at_once() -> None:
+    reader, writer = Reader(), Writer()
+    stream: Any = BoxStream((reader, writer), "box", _why)  # type: ignore[arg-type]
+    asked = asyncio.create_task(stream.request({"op": "ping"}, timeout_s=30))
+    await asyncio.sleep(0)
+    reader.feed_data(HEAD.pack(1, 12) + b"\4\0\0\0\0\0\0\0oops")
+    with pytest.raises(InfraFault, match="no message"):
+        await asyncio.wait_for(asked, 5)
+
+
+@pytest.mark.asyncio
+async def test_files_are_copied_no_faster_than_the_other_box_takes_them() -> None:
+    (source, from_), (reader, to) = (Reader(), Writer()), (Reader(), Writer())
+    one, other = (BoxStream(ends, "box", _why) for ends in ((source, from_), (reader, to)))  # type: ignore[arg-type]
+    many = 4 * PIECES_HELD
+    copying = asyncio.create_task(one.copy_to(other, ["/x"], [], 30))
+    while not from_.said:
+        await asyncio.sleep(0)
+    source.say(*(({"piece": 1}, b"%d" % number) for number in range(many)), ({"id": 1}, b""))
+    for _ in range(20 * many):
+        await asyncio.sleep(0)
+    assert source.pieces <= PIECES_HELD + 3
+    to.free.set()
+    reader.say(({"id": 1}, b""))
+    await asyncio.wait_for(copying, 5)
+    said = [blob for body, blob in to.said if body["op"] == "piece"]
+    assert said == [*(b"%d" % number for number in range(many)), b""]
+    one.close("done")
+    other.close("done")

@@ -167,7 +167,8 @@ class DockerBackend:
 
     async def _commit(self, life: Life, repository: str, tag: str) -> None:
         variables = [f"{name}={value}" for name, value in life.image.env.items()]
-        conf = {"Labels": {LABEL: repository.rpartition("/")[2]}, "Env": variables}
+        # An image keeps the labels of its box, and gives them to whatever is made of it.
+        conf = {"Labels": {reaper.LEASE: "", LABEL: repository.rpartition("/")[2]}, "Env": variables}
         await self._engine.call(f"commit of {life.name}", lambda api: api.commit(life.name, repository, tag, conf=conf))
 
     async def save_snapshot(self, life: Life) -> str:
@@ -219,6 +220,9 @@ class DockerBackend:
                 log.warning("a ready box was not: %s", fault.detail)
                 self._do(self.end(life))
                 continue
+            except asyncio.CancelledError:
+                pool.ready.append(life)  # whether it is ready is asked anew
+                raise
             return life
         return None
 
@@ -337,7 +341,7 @@ class DockerBackend:
                 most = DISKS * int(box["Labels"][reaper.DISK_MB]) if life is not None else 0
                 if life is not None and box.get("SizeRw", 0) > most << 20:
                     life.stream.close(f"box {life.name} holds more than {most} MB, {DISKS} times its disk")
-                    await self.end(life)
+                    self._do(self.end(life))
 
     async def close(self) -> None:
         """Stop every box and let go of the engine. Idempotent; an engine that is away has its reaper later."""

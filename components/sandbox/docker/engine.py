@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import docker
 import requests
+import urllib3
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
 from components.errors import FaultCause, InfraFault
@@ -58,7 +59,7 @@ class Engine:
             raise InfraFault(FaultCause.IMAGE, f"{what}: {said(error)}") from error
         except APIError as error:
             raise InfraFault(cause, f"{what}: the engine at {self.host} refused: {said(error)}") from error
-        except (DockerException, requests.RequestException, OSError) as error:
+        except (DockerException, requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             raise InfraFault(cause, f"{what}: the engine at {self.host} does not answer: {error}") from error
 
     async def attach(self, container: str) -> Stream:

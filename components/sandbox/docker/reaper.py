@@ -54,6 +54,7 @@ def reap(engine: Engine, lease: str, alive: Callable[[str], bool]) -> list[str]:
 
     mine = {"label": LEASE}
     found = engine.call_now("reaper", lambda api: api.containers(all=True, filters=mine))
+    found = [box for box in found if box["Labels"][LEASE]]  # none: what somebody else made of an image of ours
     own = [box for box in found if box["Labels"][LEASE] == lease and not alive(box["Names"][0].lstrip("/"))]
     boxes = [*own, *left([box for box in found if box["Labels"][LEASE] != lease])]
     removed = [box["Names"][0].lstrip("/") for box in boxes if remove(engine, box["Id"])]

@@ -11,7 +11,7 @@ import itertools
 import logging
 import struct
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from components.errors import FaultCause, InfraFault
 from components.sandbox.channel import outlast
@@ -26,7 +26,16 @@ HEAD = struct.Struct(">B3xI")
 STDERR = 2
 READ_BYTES = 1 << 18
 LAST_WORDS = 2000
+PIECES_HELD = 16
+"""Of the files that are copied from one box to another, here on their way: a box that takes slowly is waited for."""
 Reply = tuple[dict[str, Any], bytes]
+
+
+class Pieces(NamedTuple):
+    """Of files that come out of a box, and how many more may come for now."""
+
+    come: asyncio.Queue[bytes]
+    room: asyncio.Semaphore
 
 
 class BoxStream:
@@ -44,7 +53,7 @@ class BoxStream:
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Reply]] = {}
         self._lines: dict[int, RemoteLine] = {}
-        self._pieces: dict[int, asyncio.Queue[bytes]] = {}
+        self._pieces: dict[int, Pieces] = {}
         self._frames = frames.Unpacker()
         self._fault: InfraFault | None = None
         self._last_words = b""
@@ -103,19 +112,21 @@ class BoxStream:
         done = other.expect(number)
         sent = self.next_id()
         all_sent = self.expect(sent)
-        pieces = self._pieces[sent] = asyncio.Queue()
+        pieces = self._pieces[sent] = Pieces(asyncio.Queue(), asyncio.Semaphore(PIECES_HELD))
         other.post({"op": "unpack", "id": number, "removed": removed})
         self.post({"op": "pack", "id": sent, "paths": paths})
-        all_sent.add_done_callback(lambda _: pieces.put_nowait(b""))
+        all_sent.add_done_callback(lambda _: pieces.come.put_nowait(b""))
         try:
             async with asyncio.timeout(timeout_s):
-                while piece := await pieces.get():
+                while piece := await pieces.come.get():
                     other.post({"op": "piece"}, piece)
                     await other._writer.drain()
+                    pieces.room.release()
         except (TimeoutError, ConnectionError) as error:
             raise InfraFault(FaultCause.SANDBOX, f"{self._what}: its files were not copied: {error!r}") from error
         finally:
             del self._pieces[sent]
+            pieces.room.release()  # whoever has read one that nobody waits for reads on
         other.post({"op": "piece"})
         await self.reply(all_sent, "pack", timeout_s)
         await other.reply(done, "unpack", timeout_s)
@@ -138,17 +149,25 @@ class BoxStream:
                     self._last_words = (self._last_words + data)[-LAST_WORDS:]
                     continue
                 for body, blob in self._frames.feed(data):
-                    self._dispatch(body, blob)
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
+                    if body.get("piece") in self._pieces:
+                        await self._take(self._pieces[body["piece"]], blob)
+                    else:
+                        self._dispatch(body, blob)
+        except (asyncio.IncompleteReadError, OSError) as error:
             why = str(error) if self._fault is not None else await self._why()
             words = self._last_words.decode(errors="replace").strip()
             self.close(f"{self._what} is gone: {why}{': ' + words.splitlines()[-1] if words else ''}")
+        except Exception as error:  # the boundary at which a box that says what is no message is given up
+            self.close(f"{self._what} says what is no message: {error!r}")
+
+    async def _take(self, pieces: Pieces, blob: bytes) -> None:
+        await pieces.room.acquire()
+        pieces.come.put_nowait(blob)
 
     def _dispatch(self, body: dict[str, Any], blob: bytes) -> None:
         if "piece" in body:
-            if body["piece"] in self._pieces:
-                self._pieces[body["piece"]].put_nowait(blob)
-        elif "tty" in body:
+            return  # of a copy that was given up
+        if "tty" in body:
             if body["tty"] in self._lines:
                 self._lines[body["tty"]].receive(blob, ended="ended" in body)
         elif "net" in body:

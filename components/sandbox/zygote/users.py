@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,8 +26,12 @@ class User(NamedTuple):
 
 
 def _lines(path: str) -> list[list[str]]:
+    """Of a file that programs of the box may have made anything: a pipe, say, that nobody writes to."""
     try:
-        with open(path, errors="surrogateescape") as file:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with open(descriptor, errors="surrogateescape") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return []
             return [line.rstrip("\n").split(":") for line in file]
     except OSError:
         return []
