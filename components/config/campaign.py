@@ -73,6 +73,15 @@ class CampaignConfig(Section):
             problems.append(f"harness.max_context_tokens {wall} exceeds sampler.context_tokens {context}")
         if self.sampler.engine == "embedded" and self.model.architecture != "qwen3_moe":
             problems.append(f"sampler.engine: embedded does not run {self.model.architecture}; give sglang servers")
+        if (
+            self.sampler.engine == "sglang"
+            and self.model.architecture == "qwen3_moe"
+            and self.model.tie_word_embeddings
+        ):
+            problems.append(
+                "sampler.engine: sglang draws from a random output layer where a qwen3_moe ties its own to the "
+                "embedding: set model.tie_word_embeddings to false"
+            )
         if self.sampler.placement == "ray" and self.publish.method == "disk" and self.publish.folder is None:
             problems.append("sampler.placement: ray needs publish.folder, or publish.method: collective")
         if wall > self.model.max_position_embeddings:

@@ -78,6 +78,7 @@ def test_a_file_that_is_not_a_mapping_is_refused(tmp_path: Path, text: str) -> N
         ("sampler.urls=[http://a:1]", "refused with engine: embedded"),
         ("sampler={engine: sglang, urls: ['http://a:1', 'http://a:1'], context_tokens: 512}", "given twice"),
         ("sampler.placement=ray", "needs publish.folder"),
+        ("sampler={engine: sglang, sglang: {}, context_tokens: 512}", "random output layer"),
         ("sampler={engine: sglang, sglang: {}, router_dtype: bfloat16}", "router_dtype is the embedded engine's"),
         ("sampler.context_tokens=256", "exceeds sampler.context_tokens"),
         ("model.num_experts_per_tok=9", "exceeds num_experts"),

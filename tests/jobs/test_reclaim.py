@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 MINIATURE = Path(__file__).parents[2] / "configs/miniature.yaml"
 CONTEXT = 512
+GIVEN = ("sampler.engine=sglang", "model.tie_word_embeddings=false")
 
 
 class FleetSide:
@@ -110,7 +111,7 @@ def test_a_sampler_that_runs_by_itself_serves_the_jobs_checkpoint_and_one_job_at
 ) -> None:
     config = load(MINIATURE, ["sampler.slots=2"])
     with launch_sampler(config.sampler, model_folder, seed=0, routing=True, log_path=tmp_path / "log") as server:
-        given = load(MINIATURE, ["sampler.engine=sglang", f"sampler.urls=[{server.url}]"])
+        given = load(MINIATURE, [*GIVEN, f"sampler.urls=[{server.url}]"])
 
         def job(checkpoint: Path) -> list[float]:
             with side_of(given, checkpoint, tmp_path) as side:
@@ -125,7 +126,7 @@ def test_a_sampler_that_runs_by_itself_serves_the_jobs_checkpoint_and_one_job_at
             spans = list(pool.map(job, (other_folder, model_folder)))
         (_, first_end), (second_start, _) = sorted(spans)
         assert first_end <= second_start
-        deaf = load(MINIATURE, ["sampler.engine=sglang", f"sampler.urls=[{server.url}]", "sampler.context_tokens=1024"])
+        deaf = load(MINIATURE, [*GIVEN, f"sampler.urls=[{server.url}]", "sampler.context_tokens=1024"])
         with (
             pytest.raises(ServiceError, match="its context is 512 tokens, 1024 are expected"),
             side_of(deaf, model_folder, tmp_path),
@@ -134,7 +135,7 @@ def test_a_sampler_that_runs_by_itself_serves_the_jobs_checkpoint_and_one_job_at
 
 
 def test_a_dead_sampler_that_runs_by_itself_is_named(tmp_path: Path, model_folder: Path) -> None:  # noqa: F811
-    gone = load(MINIATURE, ["sampler.engine=sglang", "sampler.urls=[http://127.0.0.1:9]"])
+    gone = load(MINIATURE, [*GIVEN, "sampler.urls=[http://127.0.0.1:9]"])
     with (
         pytest.raises(ServiceError, match=r"replica 0 .*the sampler at http://127.0.0.1:9, which runs by itself"),
         side_of(gone, model_folder, tmp_path),
