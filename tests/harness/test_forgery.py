@@ -184,7 +184,11 @@ PLAIN_ATTACKS = {
     ),
     "a preloaded library": ("cp /bin/true p.so; echo /app/p.so > /etc/ld.so.preload", "changed /etc/ld.so.preload"),
     "a killer in wait": ("(while :; do pkill -9 -f [t]est.sh; done) >/dev/null 2>&1 &", "bash"),
-    "a tracer in wait": (f"{program(TRACE)}\nmv prog t; {HALF}; ./t >/dev/null 2>&1 & sleep .1", "t"),
+    "a tracer in wait": (
+        f"{program(TRACE)}\nmv prog t; {HALF}; ./t >/dev/null 2>&1 & "
+        "until [[ $(</proc/$!/comm) = t ]]; do sleep .01; done",
+        "t",
+    ),
     "an heir of a terminal": ("(exec 9>/dev/pts/ptmx; exec sleep 60) >/dev/null 2>&1 & sleep .05", "sleep"),
     "a program that looks into the verifier": (program(LOOK), "tampering: 1 lines without the nonce"),
     "a turned clock": ("date -s 2001-01-01; touch -d 2001-01-01 word", "refused clock_settime of date"),

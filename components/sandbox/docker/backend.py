@@ -244,6 +244,8 @@ class DockerBackend:
             pool.coming -= 1
 
     async def _launch(self, spec: SandboxSpec, image: Image) -> Life:
+        if self._closed:
+            raise InfraFault(FaultCause.SANDBOX, "the backend is closed")
         name = f"{self.lease}-{next(self._numbers)}"
         await self._admission.enter()
         self._names.add(name)
