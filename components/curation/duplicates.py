@@ -1,8 +1,7 @@
 """Tasks of one pool that are nearly the same: of each group of them one is kept.
 
 Two tasks are near duplicates when the 5-grams of their instructions have a Jaccard index of at least a threshold.
-MinHash
-proposes the pairs (`datasketch`), the exact index decides, so that no task is dropped for an estimate.
+MinHash proposes the pairs (`datasketch`), the exact index decides, so that no task is dropped for an estimate.
 """
 
 from __future__ import annotations

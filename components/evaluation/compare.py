@@ -1,7 +1,8 @@
 """Two checkpoints on the same tasks: which of them is better, by how much, and whether that is more than chance.
 
-Invariant: a word of judgement is only said where the interval of the mean difference does not hold zero. Tasks are
-paired by name and content; an attempt that ended in an infrastructure fault is in no figure.
+Invariant: a word of judgement is only said where the interval of the mean difference does not hold zero; where all
+differences are equal there is none, and the sign test decides at the same confidence. Tasks are paired by name and
+content; an attempt that ended in an infrastructure fault is in no figure.
 
 The interval is Student's over per-task differences. Percentile and BCa bootstraps of the same differences held the true
 value less often than they say (docs/evaluation.md); Student's does not need resampling, and is checked by simulation.
@@ -63,7 +64,11 @@ class Comparison:
     @property
     def verdict(self) -> Verdict:
         """Of `after`; in doubt there is none."""
-        if self.interval is None or self.interval[0] <= 0 <= self.interval[1]:
+        if self.interval is not None:
+            told = not self.interval[0] <= 0 <= self.interval[1]
+        else:  # every task was gained, or lost
+            told = self.sign_p is not None and self.sign_p < 1 - CONFIDENCE
+        if not told:
             return "not told apart"
         return "better" if self.difference > 0 else "worse"
 

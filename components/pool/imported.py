@@ -58,7 +58,7 @@ def import_tasks(sources: Sequence[Path], folder: Path) -> list[LeftOut]:
         TaskError: a source is not there or is no folder or archive, or no task could be taken in.
         OSError: `folder` cannot be written.
     """
-    building = folder.with_name(f".{folder.name}.{os.getpid()}.importing")
+    building = folder.with_name(f".{folder.name}.importing")  # that of one who was killed is removed
     shutil.rmtree(building, ignore_errors=True)
     refused: list[LeftOut] = []
     try:

@@ -42,6 +42,7 @@ def test_a_word_is_said_where_the_interval_does_not_hold_zero() -> None:
     everything = compare(one_each(0, 0, 0), one_each(1, 1, 1))
     assert (everything.interval, everything.verdict) == (None, "not told apart"), "equal differences tell no spread"
     assert "no spread" in describe(everything)
+    assert compare(one_each(*[1] * 20), one_each(*[0] * 20)).verdict == "worse", "every task of many was lost"
 
 
 def test_tasks_are_paired_by_name_and_content_and_attempts_are_averaged_first() -> None:

@@ -90,6 +90,15 @@ def test_importing_again_gives_the_same_and_leaves_nothing_beside_it(source: Pat
     assert not (folder / SOUND).exists(), "an earlier import is replaced"
 
 
+def test_what_a_killed_import_left_is_gone_after_the_next(source: Path, tmp_path: Path) -> None:
+    """A job puts the folder around the pool into the store, whatever is in it."""
+    left = tmp_path / ".pool.importing/tasks/half"
+    left.mkdir(parents=True)
+    import_tasks([source], tmp_path / "pool")
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "pool"}
+    assert not (tmp_path / "pool/half").exists()
+
+
 def test_archives_and_single_tasks_are_sources_and_the_first_of_a_name_is_taken(source: Path, tmp_path: Path) -> None:
     archive = tmp_path / "pool.tar.gz"
     with tarfile.open(archive, "w:gz") as file:

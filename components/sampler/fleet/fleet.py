@@ -122,9 +122,14 @@ class Fleet:
         return since | {"fleet/serving": float(len(self.supervision.places(State.SERVING)))}
 
     async def hold(self) -> dict[int, str]:
-        """Begins a publication: nobody draws from here on. Returns the places and URLs that are to be published to."""
+        """Begins a publication: nobody draws from here on. Returns the places and URLs that are to be published to.
+
+        Raises whatever error of this program the supervision has ended with.
+        """
         self.supervision.hold()
         while self._drawing or self.supervision.places(State.UPDATING):
+            if self._crash is not None:  # an update that it ended would be waited for in vain
+                raise self._crash
             await self._change()
         places = self.supervision.places(State.BEHIND, State.SERVING)
         self._members = {place: self.supervision.life(place) for place in places}

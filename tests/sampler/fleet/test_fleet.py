@@ -259,3 +259,20 @@ async def test_samplers_that_run_by_themselves_are_taken_over_and_waited_for_whe
         with pytest.raises(ServiceError, match="vocabulary has 96 tokens; the checkpoint's has 128"):
             async with open_fleet(serving, GivenLauncher(serving), [].append):
                 raise AssertionError("opened")
+
+
+async def test_a_publication_does_not_wait_for_an_update_that_an_error_of_ours_has_ended(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    class Broken(ChildLauncher):
+        async def start(self, place: int, start: int) -> str:
+            raise LookupError("ours")
+
+    serving = Serving(SamplerConfig(context_tokens=CONTEXT), model_folder, seed=0, routing=True, logs=tmp_path)
+    fleet = Fleet(serving, Broken(serving), [].append)
+    with pytest.raises(LookupError, match="ours"):
+        await fleet.open()
+    fleet._drawing = 1
+    with pytest.raises(LookupError, match="ours"):
+        await asyncio.wait_for(fleet.hold(), 5)
+    await fleet.close()
