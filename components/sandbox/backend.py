@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -274,12 +275,14 @@ class ZygoteBackend:
     async def save_snapshot(self, life: Life, base: str | None) -> str:
         """Save the files of a box whose programs have ended, and of the base that it is laid over, if any."""
         below = life.stack
-        if base is not None:
-            key = f"{BASE}{hashlib.sha256(f'{self.lease} {base}'.encode()).hexdigest()[:KEY_CHARS]}"
-            async with self._store.making(key):
+        async with AsyncExitStack() as held:
+            if base is not None:
+                key = f"{BASE}{hashlib.sha256(f'{self.lease} {base}'.encode()).hexdigest()[:KEY_CHARS]}"
+                # Held until something lies over it: `forget` would remove it.
+                await held.enter_async_context(self._store.making(key))
                 below = self._store.layer(key) or await self._save(self._lives[base], key, below)
-        key = f"snapshot-{secrets.token_hex(KEY_CHARS // 2)}"
-        async with self._store.making(key):
+            key = f"snapshot-{secrets.token_hex(KEY_CHARS // 2)}"
+            await held.enter_async_context(self._store.making(key))
             await self._save(life, key, below)
         return key
 
@@ -295,8 +298,11 @@ class ZygoteBackend:
         saved = self._store.layer(snapshot)
         await asyncio.to_thread(self._store.remove, snapshot)
         for layer in () if saved is None else saved.layers:
-            if layer.startswith(BASE) and not self._store.needs(layer):
-                await asyncio.to_thread(self._store.remove, layer)
+            if not layer.startswith(BASE):
+                continue
+            async with self._store.making(layer):
+                if not self._store.needs(layer):
+                    await asyncio.to_thread(self._store.remove, layer)
 
     async def start_life(self, spec: SandboxSpec, stack: Stack, base: str | None) -> Life:
         """A new living box in its started state: laid over its base, or furnished from the spec."""

@@ -12,6 +12,7 @@ at a time, under a lock that ends with its maker; what a killed maker left goes 
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
@@ -187,9 +188,14 @@ class ImageStore:
         return Stack(below.base, (key, *below.layers))
 
     def needs(self, key: str) -> bool:
-        """Whether any layer lies over this one."""
-        found = (self.folder / "layers").glob("*/layer.json")
-        return any(key in json.loads(path.read_text())["layers"] for path in found)
+        """Whether any layer lies over this one. To be asked while `making` it, as what is to lie over it is made."""
+        for path in (self.folder / "layers").glob("*/layer.json"):
+            try:
+                if key in json.loads(path.read_text())["layers"]:
+                    return True
+            except FileNotFoundError:  # it has been removed meanwhile
+                continue
+        return False
 
     def remove(self, key: str) -> None:
         """Remove a layer, complete or not."""
@@ -279,12 +285,28 @@ class _Copy:
 
 
 def _copy_bytes(source: int, place: Path) -> None:
+    """What was written of a file. Its holes stay holes: a box's disk, which limits it, does not count them."""
     target = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        while os.sendfile(target, source, None, COPY_BYTES):
-            pass
+        size = os.fstat(source).st_size
+        end = 0
+        while (start := _next_data(source, end)) is not None:
+            end = os.lseek(source, start, os.SEEK_HOLE)
+            os.lseek(target, start, os.SEEK_SET)
+            while start < end and (sent := os.sendfile(target, source, start, min(COPY_BYTES, end - start))):
+                start += sent
+        os.ftruncate(target, size)
     finally:
         os.close(target)
+
+
+def _next_data(source: int, at: int) -> int | None:
+    try:
+        return os.lseek(source, at, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # nothing but a hole, up to the end
+            raise
+        return None
 
 
 def _copy_attributes(source: int, place: Path) -> None:
