@@ -18,6 +18,7 @@ from components.errors import FaultCause, InfraFault
 from components.sandbox import leases
 from components.sandbox.docker import changes, profile, reaper
 from components.sandbox.docker.engine import Engine
+from components.sandbox.docker.outlet import Outlet
 from components.sandbox.docker.stream import HEAD, PIECES_HELD, BoxStream
 from components.sandbox.zygote import frames, seccomp
 
@@ -170,3 +171,38 @@ async def test_files_are_copied_no_faster_than_the_other_box_takes_them() -> Non
     assert said == [*(b"%d" % number for number in range(many)), b""]
     one.close("done")
     other.close("done")
+
+
+@pytest.mark.asyncio
+async def test_nothing_more_is_fetched_for_a_program_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream:
+        on_connection: Any = None
+        brought = 0
+
+        async def request(self, body: dict[str, Any], blob: bytes, *, timeout_s: float) -> None:
+            self.brought += len(blob)
+
+        def post(self, body: dict[str, Any]) -> None:
+            pass
+
+    cut = asyncio.Event()
+
+    async def without_end(sock: socket.socket) -> None:
+        _, writer = await asyncio.open_connection(sock=sock)
+        try:
+            while True:
+                writer.write(bytes(1 << 16))
+                await writer.drain()
+        except OSError:
+            cut.set()
+            writer.close()
+
+    stream: Any = Stream()
+    outlet = Outlet(stream, ("*",))
+    monkeypatch.setattr(outlet._proxy, "answer", without_end)
+    stream.on_connection({"net": 1, "opened": True}, b"")
+    while not stream.brought:
+        await asyncio.sleep(0)
+    stream.on_connection({"net": 1, "gone": True}, b"")
+    await asyncio.wait_for(cut.wait(), 5)
+    outlet.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from components.errors import InfraFault
@@ -25,6 +25,7 @@ class Outlet:
         self._stream = stream
         self._proxy = BoxProxy(hosts)
         self._connections: dict[int, asyncio.Queue[bytes]] = {}
+        self._carriers: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         stream.on_connection = self._told
 
@@ -41,14 +42,21 @@ class Outlet:
         number = body["net"]
         if "opened" in body:
             self._connections[number] = asyncio.Queue()
-            self._do(self._carry(number))
+            carrier = self._carriers[number] = self._do(self._carry(number))
+            carrier.add_done_callback(lambda _: self._forget(number))
+        elif number in self._connections and "gone" in body:
+            self._carriers[number].cancel()  # nobody is there to take what still comes
         elif number in self._connections:
             self._connections[number].put_nowait(blob)  # nothing, at its end
 
-    def _do(self, work: Any) -> None:
+    def _forget(self, number: int) -> None:
+        del self._connections[number], self._carriers[number]
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _carry(self, number: int) -> None:
         """One connection, to its end on both sides."""
@@ -62,7 +70,6 @@ class Outlet:
         except* (OSError, InfraFault):
             pass  # either side has gone: there is nobody to tell
         finally:
-            del self._connections[number]
             writer.close()
             with contextlib.suppress(InfraFault):
                 self._stream.post({"op": "net_drop", "net": number})
