@@ -6,17 +6,22 @@ import random
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import docker
 import psutil
 import pytest
 
 from components.errors import Failure, JobFailed
+from components.pool.directory import IMAGE
 from components.rollout import Origin, Outcome, SpooledBatch, load_batch
 from components.sandbox import leases
+from components.sandbox.docker import reaper
+from components.sandbox.docker.engine import Engine
 from components.sandbox.zygote import cgroups
+from tests import dockerd
 from tests.jobs.conftest import SmallCampaign
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3_000)]
@@ -63,10 +68,14 @@ VICTIMS: dict[str, Callable[[str], bool]] = {
 
 
 class Killer(threading.Thread):
-    """Kills one process of a random kind after another, among the descendants of this test's own services."""
+    """Kills one process of a random kind after another, among the descendants of this test's own services.
 
-    def __init__(self, seed: int) -> None:
+    An engine, where there is one, is killed with all that it runs, and started again.
+    """
+
+    def __init__(self, seed: int, engine: dockerd.Engine | None) -> None:
         super().__init__(daemon=True)
+        self._engine = engine
         self.killed: Counter[str] = Counter()
         self.over = threading.Event()
         self._random = random.Random(seed)
@@ -74,7 +83,13 @@ class Killer(threading.Thread):
 
     def run(self) -> None:
         while self.killed.total() < KILLS and not self.over.wait(self._random.uniform(0.05, 1.0)):
-            kind = self._random.choice(list(VICTIMS))
+            kind = self._random.choice([*VICTIMS, *(["engine"] if self._engine else [])])
+            if kind == "engine":
+                assert self._engine is not None
+                self._engine.kill()
+                self._engine.start()
+                self.killed[kind] += 1
+                continue
             alive = [process for process in self._us.children(recursive=True) if VICTIMS[kind](_command(process))]
             if alive:
                 try:
@@ -102,12 +117,32 @@ def _ownerless_groups() -> list[str]:
     return [str(path) for path, match in named if leases.start_time(int(match[1])) != int(match[2])]
 
 
+@pytest.fixture(scope="module", params=["namespace", pytest.param("docker", marks=dockerd.needs_docker)])
+def engine(request: pytest.FixtureRequest) -> Iterator[dockerd.Engine | None]:
+    """The Docker engine that runs the boxes; None where they are namespaces."""
+    if request.param == "namespace":
+        yield None
+        return
+    with dockerd.engine() as made:
+        dockerd.import_base(made, f"{IMAGE}:latest", ("git",))
+        yield made
+
+
 @pytest.fixture(scope="module")
-def chaos(campaign: SmallCampaign, pool: dict[str, Any], sft: dict[str, Any]) -> dict[str, Any]:
+def chaos(
+    campaign: SmallCampaign, pool: dict[str, Any], sft: dict[str, Any], engine: dockerd.Engine | None
+) -> dict[str, Any]:
     """A leg that was run again until it ended."""
-    made = campaign.variant("chaos", f"rl.leg_steps={STEPS}", "sampler.max_restarts=100", "rollout.max_attempts=3")
+    boxes = [] if engine is None else ["sandbox.backend=docker", f"sandbox.docker.host={engine.host}"]
+    made = campaign.variant(
+        "chaos-namespace" if engine is None else "chaos-docker",
+        f"rl.leg_steps={STEPS}",
+        "sampler.max_restarts=100",
+        "rollout.max_attempts=3",
+        *boxes,
+    )
     inputs = {"pool": pool["pool"], "checkpoint": sft["checkpoint"], "state": None, "critic": None, "first_step": 0}
-    killer, ended, failures = Killer(seed=7), set[str](), list[Failure]()
+    killer, ended, failures = Killer(7, engine), set[str](), list[Failure]()
     killer.start()
     try:
         for _ in range(ATTEMPTS):
@@ -130,6 +165,7 @@ def chaos(campaign: SmallCampaign, pool: dict[str, Any], sft: dict[str, Any]) ->
         "ended": ended,
         "failures": failures,
         "batches": batches,
+        "engine": engine,
     }
 
 
@@ -182,4 +218,10 @@ def test_nothing_is_left_of_it_on_the_machine_after_the_reapers_pass(chaos: dict
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
     assert _folder(chaos["campaign"]) == []
     assert _ownerless_groups() == []
+    if chaos["engine"] is not None:
+        client = docker.APIClient(base_url=chaos["engine"].host)
+        reaper.reap(Engine(chaos["engine"].host), "nobody", lambda name: False)
+        assert client.containers(all=True) == []
+        assert client.volumes()["Volumes"] in (None, [])
+        client.close()
     assert not any(name in line for line in Path("/proc/self/mounts").read_text().splitlines())
