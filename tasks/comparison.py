@@ -11,6 +11,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.events import emit_event
 
 from components.artifacts import ArtifactStore
+from components.errors import LongshellError
 from tasks import tracking
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ REGRESSED = "longshell.evaluation.regressed"
 def compare_with_last_night(store: ArtifactStore, run: Run, campaign: str, suite: str, trials: str, index: int) -> None:
     """Compares an evaluation's trials with those of the latest night before it, if there was one.
 
-    Leaves an artifact, the series `eval/<suite>/vs_previous/...`, and an event when it got worse.
+    Leaves an artifact, the series `eval/<suite>/vs_previous/...`, and an event when it got worse; a warning where the
+    two cannot be compared. The evaluation stands in any case.
     """
     from components.evaluation.compare import compare, describe, rates
     from components.rollout import load_batch
@@ -33,7 +35,11 @@ def compare_with_last_night(store: ArtifactStore, run: Run, campaign: str, suite
     before = night_before(store, trials)
     if before is None:
         return
-    found = compare(*(rates(load_batch(store.tree(key)).trials) for key in (before, trials)))
+    try:
+        found = compare(*(rates(load_batch(store.tree(key)).trials) for key in (before, trials)))
+    except (LongshellError, ValueError) as error:  # a pool of other tasks, a night of faults, a damaged folder
+        get_run_logger().warning("%s is not compared with %s: %s", _label(trials), _label(before), error)
+        return
     tracking.tracker().log_step(run, index, found.metrics(suite), time.time_ns() // 1_000_000)
     text = f"# {_label(trials)} beside {_label(before)}\n\n{describe(found)}\n"
     create_markdown_artifact(text, key=f"{campaign}-nightly-comparison".lower())

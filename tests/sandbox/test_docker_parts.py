@@ -53,6 +53,16 @@ def test_what_is_of_the_system_is_told_and_the_rest_is_shown() -> None:
     assert (found.present, found.removed) == (["/app", "/app/gone", "/app/new"], ["/app/gone"])
 
 
+def test_a_view_has_the_records_of_a_package_manager_as_the_image_does() -> None:
+    listed = [
+        ("/var", 0), ("/var/lib", 0), ("/var/lib/dpkg", 0), ("/var/lib/dpkg/status", 0), ("/var/lib/dpkg-mine", 1),
+        ("/var/lib/apt", 2), ("/var/cache", 2), ("/var/mail", 2),
+    ]  # fmt: skip
+    found = changes.sort(listed)
+    assert found.present == ["/var", "/var/cache", "/var/lib", "/var/lib/dpkg-mine", "/var/mail"]
+    assert found.removed == ["/var/mail"], "what holds records is not removed"
+
+
 def test_what_only_the_other_backend_has_is_refused() -> None:
     with pytest.raises(ValueError, match=r"docker.build_network"):
         SandboxConfig(backend="docker", build_network="proxy", hosts=("*",))

@@ -70,3 +70,14 @@ def test_a_worse_checkpoint_is_told_with_an_event_and_a_better_one_without(
     assert event["resource"]["prefect.resource.id"] == "longshell.campaign.Mini-s1"
     assert (event["payload"]["previous"], event["payload"]["verdict"]) == ("2026-11-28-leg-1", "worse")
     assert told["warning"] == ["2026-11-29-leg-2 on held is worse than 2026-11-28-leg-1: -55.0 points"]
+
+
+def test_a_night_that_cannot_be_compared_is_told_and_its_evaluation_stands(
+    tmp_path: Path, told: dict[str, list[Any]]
+) -> None:
+    store = LocalStore(tmp_path / "store")
+    put(store, tmp_path, "2026-11-28-leg-1", True)
+    second = put(store, tmp_path, "2026-11-29-leg-2")
+    comparison.compare_with_last_night(store, None, "mini-s1", "held", second, 1_007)
+    assert told["warning"][0].startswith("2026-11-29-leg-2 is not compared with 2026-11-28-leg-1: no task in common")
+    assert not told["artifact"] + told["event"] + told["series"]

@@ -1,12 +1,13 @@
 """What an agent changed in a container, out of the engine's list: what its view shows, and what is held against it.
 
-Invariant: a view is a new container of the same image with everything that changed but the system, so the two lists
-together are the engine's list.
+Invariant: a view is a new container of the same image with everything that changed but the system and its records, so
+the two lists together are the engine's list without those.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from components.sandbox.contract import SYSTEM_FOLDERS
@@ -17,6 +18,7 @@ SYSTEM = frozenset({*SYSTEM_FOLDERS, *changes.PRISTINE, *changes.HIDDEN, TOOLS[1
 TOLD_FOLDERS = frozenset(SYSTEM_FOLDERS) - {"boot", "dev", "proc", "run", "sys"}
 """The rest of the system is told by the box's first process, as for every backend."""
 REMOVED = 2
+ABOVE_RECORDS = {str(folder) for name in changes.RECORDS for folder in PurePosixPath(f"/{name}").parents}
 
 
 class Changes(NamedTuple):
@@ -34,12 +36,19 @@ def sort(found: Iterable[tuple[str, int]]) -> Changes:
     present, removed, reverted = [], [], []
     for path, kind in listed:
         top = path.split("/", 2)[1]
+        if _is_record(path):
+            continue
         if top not in SYSTEM:
             present.append(path)  # a folder that was removed may stand there again
-            removed += [path] if kind == REMOVED else []
+            removed += [path] if kind == REMOVED and path not in ABOVE_RECORDS else []
         elif top in TOLD_FOLDERS and path != f"/{top}" and path not in holders and not _is_cached(path):
             reverted.append(changes.printable(f"{'removed' if kind == REMOVED else 'changed'} {path}"))
     return Changes(present, removed, reverted)
+
+
+def _is_record(path: str) -> bool:
+    """Whether it tells of the system, which a view has as the image does."""
+    return any(f"{path}/".startswith(f"/{name}/") for name in changes.RECORDS)
 
 
 def _is_cached(path: str) -> bool:
