@@ -22,6 +22,8 @@ from components.errors import TaskError
 
 VARIABLE = re.compile(r"\\(.)|\$(?:(\w+)|\{(\w+)(?:(:[-+])([^}]*))?\})")
 """`\\$`, `$NAME`, `${NAME}`, `${NAME:-otherwise}`, `${NAME:+instead}`."""
+ESCAPE = re.compile(r"(?:\s*#.*\n)*\s*#\s*escape\s*=", re.IGNORECASE)
+"""A comment at the beginning by which an engine takes another sign for the backslash."""
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """What `$PATH` is before a Dockerfile changes it, and what a box has without one."""
@@ -133,11 +135,14 @@ def read_entry(path: Path) -> FileEntry | None:
 
 
 def instructions(text: str) -> Iterator[Instruction]:
-    """Logical lines: comments dropped, continuations joined."""
+    """Logical lines: comments dropped, continuations joined.
+
+    An engine reads the same: a line ends with a newline only, and goes on after a backslash with spaces or tabs.
+    """
     parts: list[str] = []
     first = 0
-    for number, line in enumerate(text.splitlines(), start=1):
-        stripped = line.strip()
+    for number, line in enumerate(text.split("\n"), start=1):
+        stripped = line.removesuffix("\r").rstrip(" \t").lstrip()
         if stripped.startswith("#") or (not stripped and not parts):
             continue
         if not parts:
@@ -316,7 +321,13 @@ def read_dockerfile(environment_dir: Path) -> ImageSpec:
     if not path.is_file():
         raise TaskError(str(environment_dir), ["there is no Dockerfile"])
     reader = _Reader(environment_dir)
-    for instruction in instructions(path.read_text()):
+    try:
+        text = path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise TaskError(str(environment_dir), [f"Dockerfile is not in UTF-8: {error}"]) from error
+    if ESCAPE.match(text):
+        reader.problems.append("Dockerfile: the directive `escape` is not supported")
+    for instruction in instructions(text):
         reader.apply(instruction)
     if not reader.base:
         reader.problems.append("Dockerfile has no FROM")

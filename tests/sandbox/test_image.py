@@ -86,6 +86,27 @@ def test_a_folder_without_dockerfile_or_base_is_a_task_error(tmp_path: Path) -> 
         read_dockerfile(written(tmp_path, "RUN true\n"))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FROM x\nRUN true \\\u00a0\nADD http://inner/ /x\n",
+        "FROM x\nRUN true \\\f\nADD http://inner/ /x\n",
+        "# escape=`\nFROM x\nRUN true \\\nADD http://inner/ /x\n",
+        "# a\n#  Escape = `\nFROM x\nRUN true \\\nADD http://inner/ /x\n",
+    ],
+)
+def test_no_instruction_is_hidden_that_an_engine_would_see(tmp_path: Path, text: str) -> None:
+    with pytest.raises(TaskError, match=r"ADD is not supported|escape"):
+        read_dockerfile(written(tmp_path, text))
+
+
+def test_lines_may_end_as_on_windows(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_bytes(b"# comment\r\nFROM x\r\nRUN a \\\r\n  b\r\n")
+    (step,) = read_dockerfile(tmp_path).steps
+    assert isinstance(step, RunStep)
+    assert step.command.split() == ["a", "b"]
+
+
 @pytest.mark.parametrize("source", ["..", "*/../..", "../*"])
 def test_a_copy_brings_nothing_of_the_task_around_its_environment(tmp_path: Path, source: str) -> None:
     environment = tmp_path / "environment"
