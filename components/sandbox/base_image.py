@@ -103,11 +103,12 @@ def add(
         shutil.copyfile(source, place)
         place.chmod(0o755 if os.access(source, os.X_OK) else 0o644)
     key = content_digest(root)[:KEY_CHARS]
-    known = next((base for base in store.bases() if base.key == key), None)
-    if known is None:
-        return store.add_base(root, names, env, key)
-    shutil.rmtree(root)
-    return store.rename_base(known, names, env)
+    with store.naming():
+        known = next((base for base in store.bases() if base.key == key), None)
+        if known is None:
+            return store.add_base(root, names, env, key)
+        shutil.rmtree(root)
+        return store.rename_base(known, names, env)
 
 
 def _empty(folder: Path) -> None:

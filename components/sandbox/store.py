@@ -107,10 +107,20 @@ class ImageStore:
             finally:
                 os.close(held)
 
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Hold the right to add bases and to give them names; waits for whoever has it."""
+        lock = os.open(self.folder / "locks" / "bases", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
     def add_base(self, root: Path, names: Sequence[str], env: Mapping[str, str], key: str) -> BaseImage:
         """Take over a root file system: a folder on the same file system as the store, which is moved here.
 
-        Names that other images have are theirs no longer.
+        Names that other images have are theirs no longer. To be called while `naming`.
         """
         links = []
         systems = list(BASE_SYSTEMS)
@@ -126,10 +136,11 @@ class ImageStore:
         shutil.rmtree(place, ignore_errors=True)  # of one who was killed before it had a name
         place.mkdir(mode=0o755)
         root.rename(place / "root")
+        _sync(place)
         return self.rename_base(BaseImage(key, (), {}, tuple(systems), tuple(links)), names, env)
 
     def rename_base(self, base: BaseImage, names: Sequence[str], env: Mapping[str, str]) -> BaseImage:
-        """Give a base these names more, and this environment."""
+        """Give a base these names more, and this environment. To be called while `naming`."""
         taken = tuple(map(_tagged, names))
         for other in self.bases():
             if other.key != base.key and set(other.names) & set(taken):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,21 @@ def test_a_file_that_is_added_is_not_written_through_a_link_out_of_the_image(tmp
     with pytest.raises(ConfigError, match="opt/tool"):
         add(ImageStore(tmp_path / "images"), root, ["a"], {}, {"/opt/tool": given})
     assert not [*host.iterdir()]
+
+
+def test_the_same_image_that_two_add_at_once_is_added_once_and_stays(tmp_path: Path) -> None:
+    store, roots = ImageStore(tmp_path / "images"), [tmp_path / name for name in "ab"]
+    for root in roots:
+        (root / "usr").mkdir(parents=True)
+        (root / "usr/file").write_text("x")
+    with ThreadPoolExecutor(2) as threads:
+        with store.naming():
+            adding = [threads.submit(add, ImageStore(store.folder), root, [root.name], {}, {}) for root in roots]
+            with pytest.raises(TimeoutError):
+                adding[0].result(0.2)
+            assert not [*store.bases()], "nobody adds while another does"
+        first, second = (each.result(10) for each in adding)
+    assert first.key == second.key
+    (base,) = store.bases()
+    assert set(base.names) == {"a:latest", "b:latest"}
+    assert (tmp_path / "images/bases" / base.key / "root/usr/file").read_text() == "x"
