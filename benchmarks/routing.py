@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from benchmarks.machine import describe
-from benchmarks.sampler import _write_model
+from benchmarks.sampler import write_model
 from components.routing import bytes_per_token, checksum, decode, encode
 from components.sampler.engine import Engine, Request, open_engine
 
@@ -59,7 +59,7 @@ def decode_seconds(engine: Engine) -> float:
 def capture_share() -> float:
     """Median over pairs of runs of the relative cost of capture."""
     with tempfile.TemporaryDirectory() as folder:
-        _write_model(Path(folder))
+        write_model(Path(folder))
         plain, capturing = (
             open_engine(Path(folder), slots=BATCH, context=PROMPT + NEW, routing=routing) for routing in (False, True)
         )

@@ -192,11 +192,16 @@ async def measure(engine: str | None, image: str) -> dict[str, object]:
     }  # fmt: skip
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main() -> None:
+    """Prints the figures as one JSON object."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--docker", metavar="HOST", help="an engine to measure too, such as unix:///var/run/docker.sock"
     )
     parser.add_argument("--image", default="debian:12", help="what its boxes start from")
     asked = parser.parse_args()
     print(json.dumps(asyncio.run(measure(asked.docker, asked.image))))
+
+
+if __name__ == "__main__":
+    main()
