@@ -22,6 +22,9 @@ SECTIONS = {
 }
 """Sections that a stage reads. The others say where and how fast it runs (trainer, sampler, publish, sandbox), how far
 (rl), and what is kept and measured of it (checkpoints, evaluation)."""
+_DRAWN = ("sampler.dtype", "sampler.router_dtype", "sampler.context_tokens")
+BESIDE = {"warmup": _DRAWN, "rl": _DRAWN}
+"""Keys of the other sections that are decisive all the same: they change which tokens are drawn."""
 FREE = (
     # Read only where there is no state yet, or by others.
     "model.path",
@@ -47,6 +50,8 @@ def decisive(config: CampaignConfig, stage: str) -> dict[str, Any]:
     """Every decisive key of a stage by its path, with its value as JSON has it."""
     document = config.model_dump(mode="json")
     found = {path: value for section in SECTIONS[stage] for path, value in _leaves(section, document[section])}
+    beside = {path: value for section in document for path, value in _leaves(section, document[section])}
+    found |= {path: beside[path] for path in BESIDE.get(stage, ())}
     return {path: value for path, value in found.items() if path not in FREE}
 
 

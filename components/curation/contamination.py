@@ -109,7 +109,7 @@ class _Text:
 def read_parts(folder: Path) -> Mapping[Part, _Text]:
     """The texts of a Harbor task directory, whether or not it is a sound task.
 
-    Links are not followed, and what is no UTF-8 is no text.
+    Links out of the task are not followed. What holds a zero byte is no text; what is not UTF-8 is read all the same.
 
     Raises:
         TaskError: a file cannot be read.
@@ -118,10 +118,18 @@ def read_parts(folder: Path) -> Mapping[Part, _Text]:
     sources |= {part: sorted(_files(folder / part)) for part in ("solution", "tests")}
     texts: dict[Part, _Text] = {}
     for part in PARTS:
-        read = [_read(path, folder) for path in sources[part] if path.is_file() and not path.is_symlink()]
+        read = [_read(path, folder) for path in sources[part] if _is_own(path, folder)]
         canaries = sorted({guid.lower() for text in read for guid in CANARY.findall(text)})
         texts[part] = _Text(tuple(words for words in map(words_of, read) if words), tuple(canaries))
     return texts
+
+
+def _is_own(path: Path, folder: Path) -> bool:
+    """Whether it is a file of the task, by whatever way."""
+    try:
+        return path.is_file() and path.resolve(strict=True).is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # a link to nowhere, or to itself
+        return False
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -132,11 +140,10 @@ def _files(folder: Path) -> Iterator[Path]:
 def _read(path: Path, folder: Path) -> str:
     try:
         with path.open("rb") as file:
-            return file.read(LARGEST_FILE).decode("utf-8", "strict")
-    except UnicodeDecodeError:
-        return ""
+            content = file.read(LARGEST_FILE)
     except OSError as error:
         raise TaskError(str(folder), [f"{path.relative_to(folder)}: cannot be read: {error.strerror}"]) from error
+    return "" if b"\0" in content else content.decode("utf-8", "replace")
 
 
 class _Index:

@@ -22,6 +22,7 @@ from components.pool.task import load_task
 
 LARGEST_TASK = 256 << 20
 """Bytes of all files of a task. More does not belong into a directory that is copied into boxes."""
+LARGEST_ARCHIVE = 32 << 30
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 
@@ -55,7 +56,8 @@ def import_tasks(sources: Sequence[Path], folder: Path) -> list[LeftOut]:
             have a task of one name, or of one content, the first is taken.
 
     Raises:
-        TaskError: a source is not there or is no folder or archive, or no task could be taken in.
+        TaskError: a source is not there or is no folder or archive, an archive is too large, or no task could be taken
+            in.
         OSError: `folder` cannot be written.
     """
     building = folder.with_name(f".{folder.name}.importing")  # that of one who was killed is removed
@@ -135,6 +137,9 @@ def _tasks_of(source: Path, scratch: Path) -> list[Path]:
         scratch.mkdir()
         try:
             with tarfile.open(source) as archive:
+                size = sum(member.size for member in archive)
+                if size > LARGEST_ARCHIVE:
+                    raise TaskError(str(source), [f"unpacks to {size >> 20} MiB, more than {LARGEST_ARCHIVE >> 20}"])
                 archive.extractall(scratch, filter="data")
         except (tarfile.TarError, OSError) as error:
             raise TaskError(str(source), [f"cannot be unpacked: {error}"]) from error

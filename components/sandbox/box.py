@@ -325,9 +325,11 @@ class Box:
     async def reset(self) -> None:
         await self._close_terminals()
         old = self._life
-        self._life, _ = await asyncio.gather(
-            self._backend.start_life(self._spec, old.stack, self._base), self._backend.end(old)
-        )
+        fresh = asyncio.ensure_future(self._backend.start_life(self._spec, old.stack, self._base))
+        try:
+            await self._backend.end(old)
+        finally:  # whether the old one could be ended or not, the new one is this box's to stop
+            self._life = await fresh
         self._oom_seen = 0
 
     async def stop(self) -> None:

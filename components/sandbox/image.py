@@ -24,6 +24,8 @@ VARIABLE = re.compile(r"\\(.)|\$(?:(\w+)|\{(\w+)(?:(:[-+])([^}]*))?\})")
 """`\\$`, `$NAME`, `${NAME}`, `${NAME:-otherwise}`, `${NAME:+instead}`."""
 ESCAPE = re.compile(r"(?:\s*#.*\n)*\s*#\s*escape\s*=", re.IGNORECASE)
 """A comment at the beginning by which an engine takes another sign for the backslash."""
+HEREDOC = re.compile(r"(?:^|\s)\d*<<-?['\"]?[A-Za-z_]")
+"""An engine reads the lines after such a word as a text. `<<<` is the shell's own, and `1 << n` is arithmetic."""
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """What `$PATH` is before a Dockerfile changes it, and what a box has without one."""
@@ -265,7 +267,7 @@ class _Reader:
 
     def _run(self, instruction: Instruction) -> None:
         rest = instruction.rest
-        if rest.startswith(("--", "<<")) or re.search(r"<<-?\s*['\"]?[A-Z_]+['\"]?\s*$", rest):
+        if rest.startswith(("--", "<<")) or HEREDOC.search(rest):
             raise ValueError("flags and heredocs are not supported")
         words = _listed(rest)
         if words is not None:

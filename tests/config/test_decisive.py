@@ -25,6 +25,7 @@ def keys(stage: str, *overrides: str) -> dict[str, object]:
         ("rl", "ppo.critic.warmup={steps: 2, tasks: 64}", "ppo.critic.warmup was None, is not there"),
         ("rl", "rollout.temperature=0.5", "rollout.temperature was 1.0, is 0.5"),
         ("warmup", "reward.scale=10", "reward.scale was 20.0, is 10.0"),
+        ("rl", "sampler.dtype=bfloat16", "sampler.dtype was float32, is bfloat16"),
         ("sft", "sft.optimizer.beta1=0.5", "sft.optimizer.beta1 was "),
         ("base", "model.num_experts=4", "model.num_experts was 8, is 4"),
         ("base", "seed=2", "seed was 1, is 2"),

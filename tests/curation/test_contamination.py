@@ -109,12 +109,27 @@ def test_a_canary_is_told_without_its_benchmark(tmp_path: Path) -> None:
     assert (evidence.benchmark, evidence.benchmark_task, evidence.part) == ("canary", guid, "solution")
 
 
-def test_links_and_binary_files_are_not_read(tmp_path: Path, benchmark: Benchmark) -> None:
-    folder = task(tmp_path / "bread", BREAD)
-    (folder / "solution" / "link.sh").symlink_to(tmp_path / "suite" / "planets" / "instruction.md")
-    (folder / "solution" / "loop").symlink_to(folder)
-    (folder / "tests" / "data.bin").write_bytes(b"\xff\xfe" + PLANETS.encode())
+def test_links_out_of_the_task_and_binary_files_are_not_read(tmp_path: Path, benchmark: Benchmark) -> None:
+    folder, stolen = task(tmp_path / "bread", BREAD), tmp_path / "suite" / "planets" / "solution" / "solve.sh"
+    (folder / "solution" / "link.sh").symlink_to(stolen)
+    (folder / "solution" / "loop").symlink_to("loop")
+    (folder / "solution" / "data.bin").write_bytes(b"\0" + stolen.read_bytes())
     assert found(folder, benchmark) == []
+
+
+def test_what_is_hidden_behind_a_link_within_the_task_or_a_byte_that_is_no_text_is_read(
+    tmp_path: Path, benchmark: Benchmark
+) -> None:
+    text = (tmp_path / "suite" / "planets" / "solution" / "solve.sh").read_bytes()
+    for name in ("linked", "odd"):
+        folder = task(tmp_path / name, BREAD)
+        if name == "linked":
+            (folder / "environment").mkdir()
+            (folder / "environment" / "data").write_bytes(text)
+            (folder / "solution" / "run").symlink_to("../environment/data")
+        else:
+            (folder / "solution" / "run").write_bytes(text + b" \xff\xfe")
+        assert [evidence.part for evidence in found(folder, benchmark)] == ["solution"]
 
 
 def test_a_folder_without_tasks_is_no_benchmark(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from components.errors import StopReason
 from tests.harness.parts import FakePolicy
-from tests.harness.test_compaction import LONG, loop
+from tests.harness.test_compaction import LONG, compacting
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from tests.harness.test_compaction import LONG, loop
 async def test_a_summary_that_fails_ends_the_trial_with_its_reason_and_nothing_is_asked_after_it(texts, reason):
     # marin #7833, verifiers #2458: 59 % of the trials that summarised fell back and went on in an over-full history.
     policy = FakePolicy(*[LONG] * 3, *texts)
-    running = loop(policy)
+    running = compacting(policy)
     assert await running.run("do it") is StopReason.COMPACTION_FAILED
     assert running.compaction_failure == reason
     assert (running.tally.compactions_attempted, running.tally.compactions_succeeded) == (1, 0)

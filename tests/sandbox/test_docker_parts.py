@@ -74,13 +74,19 @@ def test_what_only_the_other_backend_has_is_refused() -> None:
         ({}, False),
         ({reaper.DEADLINE: "5"}, False),
         ({reaper.HOST: "elsewhere", reaper.DEADLINE: "5"}, True),
-        ({reaper.HOST: "elsewhere", reaper.OWNER: '{"pid":1,"started":1,"boot":"x","pid_namespace":1}'}, False),
+        (
+            {
+                reaper.HOST: f"{socket.gethostname()}/of another machine",
+                reaper.OWNER: '{"pid":1,"started":1,"boot":"x","pid_namespace":1}',
+            },
+            False,
+        ),
         ({reaper.OWNER: '{"pid":1,"started":1,"boot":"x","pid_namespace":1}'}, True),
     ],
 )
 def test_only_what_is_nobody_s_is_removed(changed: dict[str, str], left: bool) -> None:
     found = {**reaper.labels("lease", 100), **changed}
-    assert reaper.is_left(found, leases.current_owner(), socket.gethostname(), time.time()) is left
+    assert reaper.is_left(found, leases.current_owner(), reaper.this_host(), time.time()) is left
 
 
 def test_what_somebody_made_of_an_image_of_ours_is_not_removed() -> None:

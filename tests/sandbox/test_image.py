@@ -134,3 +134,16 @@ def test_a_spec_knows_whether_it_needs_a_base(tmp_path: Path) -> None:
     assert SandboxSpec(setup=("true",)).digest() != SandboxSpec(setup=("false",)).digest()
     with pytest.raises(ValueError, match="absolute"):
         SandboxSpec(workdir="app")
+
+
+@pytest.mark.parametrize("word", ["<<EOF", "<<eof", "<<-'end'", '<<"End" > /x', "3<<text"])
+def test_a_text_within_a_run_is_refused_by_its_line(tmp_path: Path, word: str) -> None:
+    with pytest.raises(TaskError, match=r"line 2: RUN: flags and heredocs are not supported"):
+        read_dockerfile(written(tmp_path, f"FROM x\nRUN cat {word}\n"))
+
+
+@pytest.mark.parametrize("command", ["cat <<< word", "echo $((1 << n)) $((1<<n))", "grep '<tag><<' f"])
+def test_what_only_looks_like_a_text_is_run(tmp_path: Path, command: str) -> None:
+    [step] = read_dockerfile(written(tmp_path, f"FROM x\nRUN {command}\n")).steps
+    assert isinstance(step, RunStep)
+    assert step.command == command

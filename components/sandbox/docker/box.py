@@ -277,7 +277,11 @@ class DockerBox:
     async def reset(self) -> None:
         await self._close_terminals()
         old = self._life
-        self._life, _ = await asyncio.gather(self._backend.start_life(self._spec, old.image), self._backend.end(old))
+        fresh = asyncio.ensure_future(self._backend.start_life(self._spec, old.image))
+        try:
+            await self._backend.end(old)
+        finally:  # whether the old one could be removed or not, the new one is this box's to stop
+            self._life = await fresh
 
     async def stop(self) -> None:
         if self._stopped:

@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -65,21 +66,23 @@ class Engine:
     async def attach(self, container: str) -> Stream:
         """The standard streams of a container, to be started yet. Its stdin closes with this stream."""
         place = urlsplit(self.host)
-        try:
-            async with asyncio.timeout(ATTACH_S):
-                if place.scheme == "unix":
-                    reader, writer = await asyncio.open_unix_connection(place.path)
-                else:
-                    reader, writer = await asyncio.open_connection(place.hostname, place.port)
-                path = f"/v{API_VERSION}/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1"
-                writer.write(f"POST {path} HTTP/1.1\r\nHost: docker\r\n{UPGRADE}\r\n\r\n".encode())
-                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        except (OSError, asyncio.IncompleteReadError) as error:
-            fault = f"{container}: the engine at {self.host} does not answer: {error}"
-            raise InfraFault(FaultCause.SANDBOX, fault) from error
-        if head.split(" ", 2)[1] not in ("101", "200"):
-            writer.close()
-            raise InfraFault(FaultCause.SANDBOX, f"{container}: no stream: {head.splitlines()[0]}")
+        path = f"/v{API_VERSION}/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1"
+        async with AsyncExitStack() as kept:
+            try:
+                async with asyncio.timeout(ATTACH_S):
+                    if place.scheme == "unix":
+                        reader, writer = await asyncio.open_unix_connection(place.path)
+                    else:
+                        reader, writer = await asyncio.open_connection(place.hostname, place.port)
+                    kept.callback(writer.close)
+                    writer.write(f"POST {path} HTTP/1.1\r\nHost: docker\r\n{UPGRADE}\r\n\r\n".encode())
+                    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            except (OSError, asyncio.IncompleteReadError) as error:
+                fault = f"{container}: the engine at {self.host} does not answer: {error}"
+                raise InfraFault(FaultCause.SANDBOX, fault) from error
+            if head.split(" ", 2)[1] not in ("101", "200"):
+                raise InfraFault(FaultCause.SANDBOX, f"{container}: no stream: {head.splitlines()[0]}")
+            kept.pop_all()
         return reader, writer
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from docker.errors import APIError
@@ -27,10 +28,19 @@ DISK_MB = "longshell.disk_mb"
 """What a box may hold on disk, for who weighs it."""
 
 
+def this_host() -> str:
+    """Names this machine also among those of its name: several may share an engine that is reached over a network."""
+    try:
+        machine = Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        machine = ""
+    return f"{socket.gethostname()}/{machine}"
+
+
 def labels(lease: str, ttl_s: float) -> dict[str, str]:
     """Of what this process makes now."""
     owner = json.dumps(asdict(leases.current_owner()))
-    return {LEASE: lease, HOST: socket.gethostname(), OWNER: owner, DEADLINE: str(int(time.time() + ttl_s))}
+    return {LEASE: lease, HOST: this_host(), OWNER: owner, DEADLINE: str(int(time.time() + ttl_s))}
 
 
 def is_left(found: Mapping[str, str], observer: leases.Owner, host: str, now: float) -> bool:
@@ -47,7 +57,7 @@ def reap(engine: Engine, lease: str, alive: Callable[[str], bool]) -> list[str]:
     Args:
         lease: this process's own, whose boxes are left when they are not `alive` by name: their removal had failed.
     """
-    observer, host, now = leases.current_owner(), socket.gethostname(), time.time()
+    observer, host, now = leases.current_owner(), this_host(), time.time()
 
     def left(things: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [thing for thing in things if is_left(thing["Labels"], observer, host, now)]
