@@ -1,9 +1,12 @@
-"""What takes long is begun with the session, beside the tests that need one core."""
+"""What holds for every test: what takes long is begun with the session; no example is judged by how long it took."""
 
 from __future__ import annotations
 
+import hypothesis
 import pytest
 
+hypothesis.settings.register_profile("busy", deadline=None)  # Three sessions share two cores.
+hypothesis.settings.load_profile("busy")
 SLOW = ("flows", "test_faults.py")
 
 

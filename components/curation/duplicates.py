@@ -1,7 +1,8 @@
 """Tasks of one pool that are nearly the same: of each group of them one is kept.
 
 Two tasks are near duplicates when the 5-grams of their instructions have a Jaccard index of at least a threshold.
-MinHash proposes the pairs (`datasketch`), the exact index decides, so that no task is dropped for an estimate.
+MinHash proposes the pairs (`datasketch`) and misses one at the threshold once in a million; the exact index decides, so
+that no task is dropped for an estimate.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from components.curation.shingles import windows, words_of
 
 GRAM = 5
 PERMUTATIONS = 256
-PROPOSED_BELOW = 0.15
-"""MinHash proposes pairs from so far below the threshold: its estimate errs by 1/sqrt(PERMUTATIONS), 0.06."""
+MISSED = 1e-6
+"""Greatest probability that a pair at the threshold is not proposed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def near_duplicates(instructions: Mapping[str, str], order: Sequence[str], thres
         raise ValueError(f"threshold must be in (0, 1], not {threshold}")
     if sorted(order) != sorted(instructions):
         raise ValueError("order must name every task of instructions once")
-    lsh = MinHashLSH(threshold=max(0.01, threshold - PROPOSED_BELOW), num_perm=PERMUTATIONS)
+    lsh = MinHashLSH(num_perm=PERMUTATIONS, params=_bands(threshold))
     kept: dict[str, NDArray[np.uint64]] = {}
     dropped = []
     for task in order:
@@ -63,6 +64,18 @@ def near_duplicates(instructions: Mapping[str, str], order: Sequence[str], thres
             kept[task] = grams
             lsh.insert(task, sketch)
     return dropped
+
+
+def _bands(threshold: float) -> tuple[int, int]:
+    """(bands, rows a band) of the index that proposes the fewest pairs and misses one of `threshold` seldom enough.
+
+    A pair of Jaccard index j shares no band of r rows with probability (1 - j^r)^b.
+    """
+    for rows in range(PERMUTATIONS, 1, -1):
+        bands = PERMUTATIONS // rows
+        if (1 - threshold**rows) ** bands <= MISSED:
+            return bands, rows
+    return PERMUTATIONS, 1
 
 
 def _grams(text: str) -> NDArray[np.uint64]:

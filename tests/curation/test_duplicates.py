@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from components.curation.duplicates import near_duplicates
@@ -44,7 +44,8 @@ def test_what_makes_no_sense_is_refused() -> None:
         near_duplicates({"a": "x"}, ["a", "b"], 0.5)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
+@example([49, 67], 0.5)  # 38 of 74: an index of bands that suit the threshold proposes it only mostly
 @given(st.lists(st.integers(0, 140), min_size=1, max_size=12, unique=True), st.sampled_from([0.3, 0.5, 0.8]))
 def test_no_two_kept_tasks_are_as_near_as_the_threshold_and_no_task_is_dropped_for_less(
     starts: list[int], threshold: float
