@@ -134,6 +134,16 @@ def recent(data: bytes) -> bytes:
     return data[start:]
 
 
+def _shown(display: pyte.Screen, row: int, columns: int) -> str:
+    """One line. The second half of a wide character is empty, and a blank where the first was written over."""
+    shown, wide = [], False
+    for column in range(columns):
+        data = display.buffer[row][column].data
+        shown.append(data or ("" if wide else " "))
+        wide = bool(data) and wcwidth(data[0]) == 2
+    return "".join(shown)
+
+
 def render(data: bytes, rows: int, columns: int) -> str:
     """The screen after a raw tail, without blank lines at its end."""
     text = recent(data[-TAIL_BYTES:]).decode(errors="replace")
@@ -141,7 +151,7 @@ def render(data: bytes, rows: int, columns: int) -> str:
         text = "\n".join(text.split("\n")[-rows:])  # no earlier line can show
     display = TolerantScreen(columns, rows)
     pyte.Stream(display).feed(drawable(text))
-    lines = [line.rstrip() for line in display.display]
+    lines = [_shown(display, row, columns).rstrip() for row in range(rows)]
     while lines and not lines[-1]:
         lines.pop()
     return "\n".join(lines)

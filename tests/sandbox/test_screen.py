@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from components.sandbox.screen import plain, render, split_incomplete, without_alternate
@@ -31,6 +31,9 @@ PIECES = st.lists(
 
 
 @given(PIECES)
+@example(
+    b" \xe3\x80\x80                  \x1b[1;2;3;4A "
+)  # half of a wide character, which is where pyte's own crashes
 @settings(max_examples=150, deadline=None)
 def test_no_bytes_crash_the_screen_or_the_stripper(data: bytes) -> None:
     assert len(render(data, 10, 20).splitlines()) <= 10
