@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect import task
 
 from components.config import CampaignConfig
+from components.diagnostics import evaluated
 from components.errors import ConfigError
 from tasks import campaign as campaigns
 from tasks import tracking
@@ -37,14 +38,7 @@ def find_scores(config: CampaignConfig) -> list[Score]:
         ConfigError: there are none.
     """
     name, store = campaigns.campaign_name(config), Site.current().store()
-    found: dict[int, Score] = {}
-    for key in store.list(f"campaigns/{name}/jobs"):
-        folder, _, document = key.rpartition("/")
-        if document != "result.json" or not folder.rpartition("/")[2].startswith(f"{name}-evaluate-"):
-            continue
-        index = int(store.get_json(f"{folder}/spec.json")["index"])
-        if index <= config.rl.legs + 1:
-            found[index] = Score.of(store.get_json(key), max(0, index - 1) * config.rl.leg_steps)
+    found = evaluated(store, name)
     if not found:
         raise ConfigError([f"campaign {name} has no evaluation to diagnose yet; run `campaign` first"], "diagnose")
-    return [found[index] for index in sorted(found)]
+    return [Score.of(each.result, each.step) for each in found]

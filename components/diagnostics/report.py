@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from components.diagnostics.findings import Diagnosis, Severity
+from components.diagnostics.detectors import DETECTORS
+from components.diagnostics.finding import Diagnosis, Finding, Severity
 from components.diagnostics.series import Evaluation, Series, StepRecord
 
 MARKS: Mapping[Severity, str] = {
@@ -24,6 +25,7 @@ COLUMNS = (
     ("policy gap", "gap/policy_token_mean"),
 )
 MAX_ROWS = 12
+_BY_NAME = {detector.name: detector for detector in DETECTORS}
 
 
 def render(
@@ -47,8 +49,20 @@ def render(
 
 
 def _findings(diagnosis: Diagnosis) -> str:
-    rows = [[MARKS[finding.severity], finding.name, finding.text] for finding in diagnosis.findings]
-    return _table(["", "detector", "finding"], rows)
+    rows = [
+        [MARKS[finding.severity], finding.name, "; ".join([finding.text, *finding.evidence])]
+        for finding in diagnosis.findings
+    ]
+    parts = [_table(["", "detector", "finding"], rows)]
+    if worried := [finding for finding in diagnosis.findings if finding.severity >= Severity.WARN]:
+        parts += ["## What to do", "\n".join(map(_advice, worried))]
+    return "\n\n".join(parts)
+
+
+def _advice(finding: Finding) -> str:
+    """What its detector recommends, from which number on it spoke, and what the finding is not."""
+    detector = _BY_NAME[finding.name]
+    return f"- **{finding.name}** ({detector.threshold}): {detector.action}. Not to be taken for {detector.is_not}."
 
 
 def _evaluations(evaluations: Sequence[Evaluation]) -> str:

@@ -5,6 +5,7 @@ Invariant: a step that did not measure something has no point in its series; not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,9 +33,10 @@ class Series:
     """Metrics of a run by name, in the order of steps. The last record of a step wins."""
 
     def __init__(self, records: Sequence[StepRecord]) -> None:
-        by_step = {int(record["step"]): record["metrics"] for record in records}
+        by_step = {int(record["step"]): record for record in records}
         self.steps: tuple[int, ...] = tuple(sorted(by_step))
-        self._metrics = [by_step[step] for step in self.steps]
+        self.timestamps_ms: tuple[int, ...] = tuple(int(by_step[step]["timestamp_ms"]) for step in self.steps)
+        self._metrics = [by_step[step]["metrics"] for step in self.steps]
 
     def points(self, name: str) -> list[tuple[int, float]]:
         """(step, value) of every step that measured it. A NaN is not a measurement."""
@@ -66,3 +68,86 @@ class Series:
 
 def mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def share_of(part: float | None, whole: float | None) -> float | None:
+    """`part` of `whole`; None where either was not measured or there is no whole."""
+    return part / whole if part is not None and whole else None
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """How a series moved from its first third to its last.
+
+    Attributes:
+        early, late: means of both thirds.
+        noise: standard error of the difference; with one value on a side that side is taken as exact.
+    """
+
+    early: float
+    late: float
+    noise: float
+
+    @property
+    def gain(self) -> float:
+        return self.late - self.early
+
+    @property
+    def rose(self) -> bool:
+        """By more than twice its noise."""
+        return self.gain > 2 * self.noise
+
+    @property
+    def fell(self) -> bool:
+        """By more than twice its noise."""
+        return self.gain < 0 and self.gain <= -2 * self.noise
+
+
+MIN_TREND = 6
+"""Fewer steps than this show no trend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a diagnosis is made of.
+
+    Attributes:
+        series: the committed steps of RL.
+        evaluations: checkpoints on held-out tasks, in the order of their steps.
+        now_ms: the clock, where the run is still going; None where it is looked at afterwards.
+    """
+
+    series: Series
+    evaluations: tuple[Evaluation, ...]
+    now_ms: int | None = None
+
+    def trend(self, name: str) -> Trend | None:
+        """None with fewer than `MIN_TREND` steps that measured it."""
+        if len(self.series.values(name)) < MIN_TREND:
+            return None
+        early, late = self.series.early(name), self.series.late(name)
+        noise = math.sqrt(_variance_of_mean(early) + _variance_of_mean(late))
+        return Trend(sum(early) / len(early), sum(late) / len(late), noise)
+
+    def late(self, name: str) -> float | None:
+        """Mean over the last third of the steps that measured it."""
+        return mean(self.series.late(name))
+
+    def share(self, part: str, whole: str) -> float | None:
+        """Total of one count in the total of another."""
+        return share_of(self.series.total(part), self.series.total(whole))
+
+    @property
+    def scored(self) -> list[Evaluation]:
+        """Evaluations that have a score, by step."""
+        found = [evaluation for evaluation in self.evaluations if evaluation.score.get("resolved") is not None]
+        return sorted(found, key=lambda evaluation: evaluation.step)
+
+
+def _variance_of_mean(values: Sequence[float]) -> float:
+    """Squared standard error of the mean; 0 with one value, which is then taken as exact."""
+    n = len(values)
+    if n < 2:
+        return 0.0
+    centre = sum(values) / n
+    return sum((value - centre) ** 2 for value in values) / (n - 1) / n

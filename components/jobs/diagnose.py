@@ -25,10 +25,7 @@ def stage(job: Job) -> dict[str, Any]:
         job.store.put_bytes(keys[-1], data)
     report = job.key(STAGE, "report.md")
     job.store.put_bytes(report, render(f"Diagnosis of {job.campaign}", diagnosis, records, evaluations).encode())
-    findings = [
-        {"name": item.name, "severity": item.severity.name.lower(), "text": item.text, "value": item.value}
-        for item in diagnosis.findings
-    ]
+    findings = [finding.to_json() for finding in diagnosis.findings]
     return {"report": report, "figures": keys, "verdict": diagnosis.verdict, "findings": findings}
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from components.errors import StopReason
-from components.records import Reward, Trial
+from components.records import AssertionOutcome, Reward, Trial
 from components.rollout.ledger import Ledger
 
 
@@ -32,13 +32,14 @@ def rollout_metrics(
         metrics |= {
             "rollout/reward_mean": float(np.mean([reward.value for reward in rewards])),
             "rollout/pass_rate": float(np.mean([reward.outcome for reward in rewards])),
+            "rollout/zero_reward_share": float(np.mean([reward.value == 0 for reward in rewards])),
             "rollout/report_fallbacks": float(sum(reward.fallback is not None for reward in rewards)),
             "rollout/turns_mean": float(turns_B.mean()),
             "rollout/turns_p90": float(np.quantile(turns_B, 0.9)),
             "rollout/tokens_mean": float(tokens_B.mean()),
             "rollout/parse_failures": float(sum(trial.facts.get("parse_failures", 0) for trial in trials)),
         }
-    return metrics | _compactions(trials) | _signs(trials) | _phases(trials)
+    return metrics | _compactions(trials) | _repeats(trials) | _guards(trials) | _signs(trials) | _phases(trials)
 
 
 def _signs(trials: Sequence[Trial]) -> dict[str, float]:
@@ -65,6 +66,28 @@ def _compactions(trials: Sequence[Trial]) -> dict[str, float]:
         if counts:
             found[f"rollout/{name}"] = float(sum(counts))
     return found
+
+
+def _repeats(trials: Sequence[Trial]) -> dict[str, float]:
+    """Share of turns that sent again what the turn before had sent; absent where no trial's agent counts them."""
+    counted = [trial for trial in trials if "repeated_commands" in trial.facts and trial.turns]
+    if not counted:
+        return {}
+    repeated = sum(trial.facts["repeated_commands"] for trial in counted)
+    return {"rollout/repeated_share": repeated / sum(len(trial.turns) for trial in counted)}
+
+
+def _guards(trials: Sequence[Trial]) -> dict[str, float]:
+    """Trials that broke what had passed untouched; absent where no task has such assertions, or none was reported."""
+    guarded = [trial for trial in trials if trial.task.pass_to_pass and trial.report and trial.report.assertions]
+    if not guarded:
+        return {}
+    return {"rollout/guards_broken": float(sum(_broke_a_guard(trial) for trial in guarded))}
+
+
+def _broke_a_guard(trial: Trial) -> bool:
+    said = trial.report.assertions if trial.report else {}
+    return any(said.get(name) in (AssertionOutcome.FAILED, AssertionOutcome.ERROR) for name in trial.task.pass_to_pass)
 
 
 def _phases(trials: Sequence[Trial]) -> dict[str, float]:

@@ -4,23 +4,23 @@ import subprocess
 import sys
 
 from components.diagnostics import Evaluation, diagnose, figures, render
-from tests.diagnostics.test_findings import run, scores
+from tests.diagnostics.campaigns import RISING, records
 
 FULL = {"resolved": 0.5, "stderr": 0.031, "assertions_passed": 0.8, "mean_reward": 0.3, "turns_mean": 4.5}
 
 
 def test_the_report_says_verdict_findings_scores_and_steps():
-    records = run(steps=40, tito__drift=0.01)
-    evaluations = [Evaluation("base", 0, {**FULL, "trials": 256, "faults": 2}), *scores()]
-    text = render("miniature", diagnose(records, evaluations), records, evaluations, links={"MLflow": "http://x"})
+    steps = records({"tito/drift": 0.01}, steps=40)
+    evaluations = [Evaluation("base", 0, {**FULL, "trials": 256, "faults": 2}), *RISING[1:]]
+    text = render("miniature", diagnose(steps, evaluations), steps, evaluations, links={"MLflow": "http://x"})
     assert text.startswith("# miniature\n\n**Verdict: red: trained tokens are not the sampled ones (drift 1.00%).**")
     assert "| base | 50.0% ± 3.1% | 80.0% | 0.300 | 4.50 | 256 | 2 |" in text
-    assert "| step-12 | 80.0% ± 3.0% | – | – | – | – | – |" in text
+    assert "| leg-2 | 80.0% ± 3.0% | – | – | – | – | – |" in text
     assert "## Steps (40)" in text
-    steps = [line for line in text.split("## Steps")[1].splitlines() if line.startswith("| ") and line[2].isdigit()]
-    assert len(steps) == 12
-    assert steps[0].startswith("| 0 |")
-    assert steps[-1].startswith("| 39 |")
+    rows = [line for line in text.split("## Steps")[1].splitlines() if line.startswith("| ") and line[2].isdigit()]
+    assert len(rows) == 12
+    assert rows[0].startswith("| 0 |")
+    assert rows[-1].startswith("| 39 |")
     assert "- [MLflow](http://x)" in text
 
 
@@ -29,7 +29,7 @@ def test_an_empty_run_has_a_report():
 
 
 def test_figures_are_images_of_what_was_measured():
-    drawn = figures(run(), scores())
+    drawn = figures(records({"rollout/turns_mean": None}), RISING)
     assert set(drawn) == {"reward", "explained_variance", "gaps", "passed_over", "heldout"}
     assert all(png.startswith(b"\x89PNG") and len(png) > 2_000 for png in drawn.values())
     assert figures([], []) == {}

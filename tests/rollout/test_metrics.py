@@ -1,5 +1,7 @@
 """The series of a step."""
 
+from dataclasses import replace
+
 import pytest
 
 from components.errors import StopReason
@@ -48,6 +50,23 @@ def test_trials_that_tampered_are_counted_and_only_where_it_was_looked_for():
     assert (metrics["rollout/tampered"], metrics["rollout/left_running"]) == (1, 0)
     unseen = [graded("c", task.ref, count=1)]
     assert "rollout/tampered" not in rollout_metrics(unseen, [reward(0.0)], ledger_of(unseen), seconds=1.0)
+
+
+def test_what_a_policy_repeats_breaks_and_earns_nothing_with_is_counted_where_it_can_be():
+    (task,) = tasks(1)
+    guarded = replace(task.ref, pass_to_pass=("b",))
+    trials = [
+        Trial("a", guarded, turns(3), StopReason.COMPLETED, report(False), None, {}, {"repeated_commands": 2}),
+        Trial("b", guarded, turns(1), StopReason.COMPLETED, report(True), None, {}, {"repeated_commands": 0}),
+        Trial("c", task.ref, turns(2), StopReason.COMPLETED, report(False), None),
+    ]
+    rewards = [reward(0.0), reward(0.1), reward(0.0)]
+    metrics = rollout_metrics(trials, rewards, ledger_of(trials), seconds=1.0)
+    assert metrics["rollout/zero_reward_share"] == pytest.approx(2 / 3)
+    assert metrics["rollout/repeated_share"] == 0.5
+    assert metrics["rollout/guards_broken"] == 1
+    unguarded = rollout_metrics(trials[2:], rewards[2:], ledger_of(trials[2:]), seconds=1.0)
+    assert not {"rollout/repeated_share", "rollout/guards_broken"} & set(unguarded)
 
 
 def test_a_mean_over_nothing_is_absent():

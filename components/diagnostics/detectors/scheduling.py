@@ -1,0 +1,66 @@
+"""What the scheduler costs: classes that its tail rule starves, sides that wait (paper 9.3, Eq 22)."""
+
+from __future__ import annotations
+
+from components.diagnostics.detector import Detector, blind
+from components.diagnostics.finding import Finding, Severity
+from components.diagnostics.series import Run, share_of
+
+MAX_SHARE_GAP = 0.02
+"""Two points of a class's share; the paper's tail rule costs hard tasks six."""
+MIN_CANCELLED = 20
+"""Fewer cancelled trials than this say nothing about classes."""
+MAX_WAIT_SHARE = 0.5
+"""Share of a step in which the trainer waits for its next batch."""
+MIN_OVERLAP = 1.25
+"""Generation and update that differ by less than this factor are balanced."""
+
+
+def _cancellation(run: Run) -> Finding:
+    series = run.series
+    cancelled = series.total("rollout/cancelled")
+    gaps = {name.removeprefix("rollout/share_gap/"): series.mean(name) for name in series.names("rollout/share_gap/")}
+    measured = {name: gap for name, gap in gaps.items() if gap is not None}
+    if cancelled is None or not measured:
+        return blind("cancellation", "rollout/share_gap")
+    name, gap = min(measured.items(), key=lambda item: item[1])
+    launched = series.total("rollout/launched")
+    evidence = () if not launched else (f"{cancelled:.0f} of {launched:.0f} launched trials were cancelled",)
+    if cancelled >= MIN_CANCELLED and gap < -MAX_SHARE_GAP:
+        text = f"cutting the tail starves {name}: trained share {-gap:.1%} below submitted"
+        return Finding("cancellation", Severity.WARN, text, gap, evidence)
+    text = f"{cancelled:.0f} trials cancelled, no class lost more than {max(0.0, -gap):.1%} of its share"
+    return Finding("cancellation", Severity.OK, text, gap, evidence)
+
+
+def _balance(run: Run) -> Finding:
+    generate, train = run.late("time/generate"), run.late("time/train")
+    waited = share_of(run.late("time/barrier_wait"), run.late("time/step"))
+    if generate is None or not train or waited is None:
+        return blind("balance", "time/generate, time/train, time/barrier_wait")
+    ratio = generate / train
+    text = f"generation takes {ratio:.2f} × the update, the trainer waits in {waited:.0%} of a step"
+    evidence: tuple[str, ...] = ()
+    if max(ratio, 1 / ratio) > MIN_OVERLAP:
+        evidence = (f"balanced with {ratio:.2f} × the samplers to a trainer there are now (Eq 22, R/n = C/(G-n))",)
+    return Finding("balance", Severity.WARN if waited > MAX_WAIT_SHARE else Severity.OK, text, waited, evidence)
+
+
+DETECTORS = (
+    Detector(
+        "cancellation",
+        ("rollout/cancelled", "rollout/share_gap/*"),
+        f"a class trained {MAX_SHARE_GAP:.0%} below its submitted share, {MIN_CANCELLED} or more cancelled (paper 9.3)",
+        "`rollout.tail: carry`, or `retry`; a larger over-launch makes it worse",
+        "hard tasks failing: what was cancelled was never graded",
+        _cancellation,
+    ),
+    Detector(
+        "balance",
+        ("time/generate", "time/train", "time/barrier_wait", "time/step"),
+        f"the trainer waits in more than {MAX_WAIT_SHARE:.0%} of a step (ours); the split is Eq 22's",
+        "move devices to the side that is waited for: `python -m components.planner` has the arithmetic",
+        "a slow machine: only the ratio of both sides counts",
+        _balance,
+    ),
+)
