@@ -51,7 +51,7 @@ HEALTHY: Mapping[str, Value] = {
 }
 
 
-def records(series: Mapping[str, Value] = {}, steps: int = STEPS) -> list[dict[str, Any]]:  # noqa: B006 - only read
+def records(series: Mapping[str, Value] = {}, steps: int = STEPS) -> list[dict[str, Any]]:
     """Committed steps, a minute each."""
     merged = {**HEALTHY, **series}
     return [
