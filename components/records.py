@@ -35,6 +35,10 @@ class AssertionOutcome(StrEnum):
     NOT_RUN = "not_run"
 
 
+VERDICT = "verdict"
+"""The one assertion of a task whose verifier gives a verdict and names no assertion."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskRef:
     """Names one version of one task of a pool.
@@ -52,6 +56,11 @@ class TaskRef:
     fail_to_pass: tuple[str, ...] = ()
     pass_to_pass: tuple[str, ...] = ()
     difficulty: str = "unknown"
+
+    @property
+    def binary_only(self) -> bool:
+        """Whether curation saw a verdict alone: such a task earns 0 or 1."""
+        return self.assertion_ids == (VERDICT,)
 
 
 @dataclass(frozen=True, slots=True)

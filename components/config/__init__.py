@@ -15,7 +15,7 @@ from components.config.ppo import (
 from components.config.rollout import CompactionConfig, HarnessConfig, RewardConfig, RolloutConfig, SandboxConfig
 from components.config.sampler import HealthConfig, PublishConfig, SamplerConfig, SGLangConfig
 from components.config.training import CheckpointsConfig, OptimizerConfig, SupervisedConfig, TrainerConfig
-from components.config.world import DemonstrationConfig, HabitConfig, ImportConfig, PoolConfig
+from components.config.world import DemonstrationConfig, HabitConfig, ImportConfig, PoolConfig, ProbeConfig
 
 __all__ = [
     "CampaignConfig",
@@ -39,6 +39,7 @@ __all__ = [
     "OptimizerConfig",
     "PoolConfig",
     "PpoConfig",
+    "ProbeConfig",
     "PublishConfig",
     "RewardConfig",
     "RlConfig",

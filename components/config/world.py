@@ -7,6 +7,19 @@ from pydantic import Field, model_validator
 from components.config.section import Section
 
 
+class ProbeConfig(Section):
+    """What is tried on a task that executes as it should: whether its reward can be had without the work."""
+
+    seconds: float = Field(600.0, gt=0)
+    """For one task. What there was no time for is told."""
+    commands: int = Field(8, ge=0)
+    """Of the reference solution, left out one at a time."""
+    paths: int = Field(8, ge=0)
+    """That the solution makes, taken away one at a time."""
+    search_mb: int = Field(64, ge=1)
+    """Of a box's files outside its system, that are searched for the tests and the solution."""
+
+
 class ImportConfig(Section):
     """Harbor task directories from elsewhere: folders of them, or tar archives, by absolute path."""
 
@@ -18,6 +31,10 @@ class ImportConfig(Section):
     """Of 5-grams, from which on a training task repeats one of those in other words."""
     near_duplicate: float | None = Field(0.8, gt=0, le=1)
     """Of the 5-grams of two training tasks' instructions, from which on only the first is kept."""
+    binary_only: bool = False
+    """Whether to take tasks whose verifier gives a verdict and names no assertion. They earn 0 or 1."""
+    probes: ProbeConfig | None = ProbeConfig()
+    """None: only the gates that every task passes. With probes a task is solved, and left alone, at least twice."""
 
     @model_validator(mode="after")
     def _absolute(self) -> ImportConfig:

@@ -1,7 +1,7 @@
 """Runs the gates over a pool, and makes their verdict the pool's index.
 
 Invariants: a result is journalled the moment it is known, so that an interrupted run repeats at most the tasks that
-were in flight; a result counts for the exact version of the task it was measured on and for the same number of runs.
+were in flight; a result counts for the exact version of the task it was measured on and for the same runs and probes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from components.config import PoolConfig, SandboxConfig
-from components.curation.gates import GateResult, Rejection, gate
+from components.curation.gates import gate
+from components.curation.result import GateResult, Rejection
 from components.errors import InfraFault, TaskError
 from components.pool import Pool, write_index
 from components.records import TaskRef
@@ -60,7 +61,7 @@ class Journal:
 
     def __init__(self, path: Path, config: PoolConfig) -> None:
         self._path = path
-        self._runs = [config.noop_runs, config.oracle_runs]
+        self._runs = _measured_by(config)
         self._known: dict[tuple[str, str], GateResult] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         text = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -90,6 +91,15 @@ class Journal:
                 self._known[result.task_id, result.digest] = result
         except (ValueError, KeyError, TypeError):
             log.warning("%s: a line that is no result is left out: %.80r", self._path, line)
+
+
+def _measured_by(config: PoolConfig) -> list[Any]:
+    """What a result depends on besides the task, as JSON."""
+    imported = config.imported
+    if imported is None:
+        return [config.noop_runs, config.oracle_runs]
+    probes = None if imported.probes is None else imported.probes.model_dump(mode="json")
+    return [config.noop_runs, config.oracle_runs, imported.binary_only, probes]
 
 
 async def audit(

@@ -7,17 +7,19 @@ not the name.
 
 from __future__ import annotations
 
+import lzma
 import os
 import re
 import shutil
 import stat
 import tarfile
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from components.errors import TaskError
+from components.errors import TaskError, no_space
 from components.pool.task import load_task
 
 LARGEST_TASK = 256 << 20
@@ -55,9 +57,11 @@ def import_tasks(sources: Sequence[Path], folder: Path) -> list[LeftOut]:
         sources: folders with one task directory a subfolder, task directories, or tar archives of either. Where two
             have a task of one name, or of one content, the first is taken.
 
+    A member of an archive that leads out of it spoils the task that it belongs to, and no other.
+
     Raises:
-        TaskError: a source is not there or is no folder or archive, an archive is too large, or no task could be taken
-            in.
+        TaskError: a source is not there or is no folder or archive, an archive is too large or damaged, or no task
+            could be taken in.
         OSError: `folder` cannot be written.
     """
     building = folder.with_name(f".{folder.name}.importing")  # that of one who was killed is removed
@@ -68,7 +72,9 @@ def import_tasks(sources: Sequence[Path], folder: Path) -> list[LeftOut]:
         taken.mkdir(parents=True)
         by_content: dict[str, str] = {}
         for number, source in enumerate(sources):
-            for task in _tasks_of(source, building / f"archive-{number}"):
+            tasks, spoiled = _tasks_of(source, building / f"archive-{number}")
+            refused += spoiled
+            for task in tasks:
                 reason = _take(task, taken, by_content)
                 refused += [reason] if reason is not None else []
         if not by_content:
@@ -109,6 +115,8 @@ def unsafe(task: Path) -> str | None:
     root, size = task.resolve(), 0
     for path in _below(task):
         place, found = path.relative_to(task), path.lstat()
+        if not _is_text(str(place)):
+            return f"{os.fsencode(place)!r}: the name is no UTF-8"
         if stat.S_ISLNK(found.st_mode):
             try:
                 inside = path.resolve(strict=False).is_relative_to(root) and not os.path.isabs(os.readlink(path))
@@ -125,26 +133,58 @@ def unsafe(task: Path) -> str | None:
     return None
 
 
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _below(folder: Path) -> Iterator[Path]:
     for root, folders, names in os.walk(folder):
         yield from (Path(root, name) for name in [*sorted(folders), *sorted(names)])
 
 
-def _tasks_of(source: Path, scratch: Path) -> list[Path]:
+def _tasks_of(source: Path, scratch: Path) -> tuple[list[Path], list[LeftOut]]:
+    """The task directories of a source, and those of an archive that lack a part that could not be unpacked."""
     if source.is_dir():
-        return _task_folders(source)
-    if source.is_file() and source.name.endswith(ARCHIVES):
-        scratch.mkdir()
+        return _task_folders(source), []
+    if not (source.is_file() and source.name.endswith(ARCHIVES)):
+        raise TaskError(str(source), [f"is neither a folder nor an archive ({', '.join(ARCHIVES)})"])
+    scratch.mkdir()
+    try:
+        with tarfile.open(source) as archive:
+            size = sum(member.size for member in archive)
+            if size > LARGEST_ARCHIVE:
+                raise TaskError(str(source), [f"unpacks to {size >> 20} MiB, more than {LARGEST_ARCHIVE >> 20}"])
+            refused = [LeftOut(name, Reason.UNSAFE, why) for name, why in _unpack(archive, scratch)]
+    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        if no_space(error) is not None:
+            raise
+        raise TaskError(str(source), [f"cannot be unpacked: {error}"]) from error
+    return _whole(source, scratch, refused)
+
+
+def _unpack(archive: tarfile.TarFile, folder: Path) -> Iterator[tuple[str, str]]:
+    """Unpacks what stays within `folder`; gives every other member and why it was left out."""
+    for member in archive:
         try:
-            with tarfile.open(source) as archive:
-                size = sum(member.size for member in archive)
-                if size > LARGEST_ARCHIVE:
-                    raise TaskError(str(source), [f"unpacks to {size >> 20} MiB, more than {LARGEST_ARCHIVE >> 20}"])
-                archive.extractall(scratch, filter="data")
-        except (tarfile.TarError, OSError) as error:
-            raise TaskError(str(source), [f"cannot be unpacked: {error}"]) from error
-        return _task_folders(scratch)
-    raise TaskError(str(source), [f"is neither a folder nor an archive ({', '.join(ARCHIVES)})"])
+            archive.extract(member, folder, filter="data")
+        except (tarfile.FilterError, KeyError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+            yield member.name, f"the archive's member cannot be unpacked: {error}"
+
+
+def _whole(source: Path, scratch: Path, refused: list[LeftOut]) -> tuple[list[Path], list[LeftOut]]:
+    """Of an unpacked archive, the tasks that lack nothing. What belongs to no task is told with the archive's name."""
+    tasks = _task_folders(scratch)
+    spoiled: dict[str, LeftOut] = {}
+    for each in refused:
+        place = scratch / each.task
+        task = next((task for task in tasks if task in place.parents and ".." not in place.parts), None)
+        name = source.name if task is None else task.name
+        spoiled.setdefault(name, LeftOut(name, each.reason, f"{each.task}: {each.detail}"))
+    return [task for task in tasks if task.name not in spoiled], list(spoiled.values())
 
 
 def _task_folders(folder: Path) -> list[Path]:

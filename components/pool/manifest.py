@@ -64,6 +64,8 @@ def parse_manifest(text: str) -> tuple[Manifest, list[str]]:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         return Manifest(), [f"task.toml: not valid TOML: {error}"]
+    except RecursionError:
+        return Manifest(), ["task.toml: not valid TOML: nested too deeply"]
     problems = _schema(document) + _unsupported(document)
     values: dict[str, Any] = {}
     for key, (types, wanted) in _TYPES.items():

@@ -25,9 +25,8 @@ def write(folder: Path, split: Split, count: int) -> Path:
 
 
 def job(folder: Path, *overrides: str) -> Job:
-    sources = (
-        f"pool.imported={{train: [{folder}/train], heldout: [{folder}/heldout], jaccard: 1, near_duplicate: null}}"
-    )
+    alike = "jaccard: 1, near_duplicate: null, probes: null"
+    sources = f"pool.imported={{train: [{folder}/train], heldout: [{folder}/heldout], {alike}}}"
     config = load(MINIATURE, [*SMALL, sources, *overrides])
     (folder / "job").mkdir(exist_ok=True)
     return Job("curate", "c", 0, config, {}, LocalStore(folder / "store"), folder / "job")

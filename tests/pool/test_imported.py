@@ -112,14 +112,33 @@ def test_archives_and_single_tasks_are_sources_and_the_first_of_a_name_is_taken(
     assert (tmp_path / "pool/train-00001/instruction.md").read_text() == "Do something else."
 
 
-def test_an_archive_that_writes_outside_itself_is_refused_and_nothing_is_left(source: Path, tmp_path: Path) -> None:
+def test_a_member_of_an_archive_that_leads_out_of_it_is_named_and_spoils_its_own_task_alone(
+    source: Path, tmp_path: Path
+) -> None:
     archive = tmp_path / "evil.tar"
     with tarfile.open(archive, "w") as file:
-        file.add(source / SOUND, SOUND)
+        for name in (SOUND, "train-00001", "train-00002"):
+            file.add(source / name, name)
         file.add(source / SOUND / "task.toml", "../../escaped")
+        out = tarfile.TarInfo("train-00001/environment/out")
+        out.type, out.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        file.addfile(out)
+    left_out = {each.task: (each.reason, each.detail) for each in import_tasks([archive], tmp_path / "pool")}
+    assert {task: reason for task, (reason, _) in left_out.items()} == {"evil.tar": "unsafe", "train-00001": "unsafe"}
+    assert "../../escaped: the archive's member cannot be unpacked" in left_out["evil.tar"][1]
+    assert "train-00001/environment/out" in left_out["train-00001"][1]
+    assert {path.name for path in (tmp_path / "pool").iterdir()} == {SOUND, "train-00002"}
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "evil.tar", "pool"}
+
+
+def test_a_damaged_archive_is_an_error_and_leaves_nothing(source: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "torn.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(source / SOUND, SOUND)
+    archive.write_bytes(archive.read_bytes()[:-200])
     with pytest.raises(TaskError, match="cannot be unpacked"):
         import_tasks([archive], tmp_path / "pool")
-    assert {path.name for path in tmp_path.iterdir()} == {"source", "evil.tar"}
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "torn.tar.gz"}
 
 
 def test_a_source_that_is_not_there_and_one_without_a_sound_task_are_errors(source: Path, tmp_path: Path) -> None:

@@ -1,0 +1,120 @@
+"""What an agent is told, and what the tests want that nobody told it.
+
+Invariant: in doubt a name is told: one that shares a word, or the beginning of one, with the instruction or with
+anything in the environment could have been derived.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from components.curation.result import Flag, Rejection, listed
+from components.curation.traces import Traces
+from components.pool import Task
+
+READ_BYTES = 1 << 20
+"""Of a file, in search of words."""
+BEGINNING = 4
+"""Characters that two words must share: `results` tells of `result`."""
+SHORTEST = 3
+"""Characters of a piece of a name that says something."""
+_PIECE = re.compile(r"[a-z0-9]+")
+_IDENTIFIER = re.compile(r"(?<![\w/.-])[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+(?![\w/-])")
+_SCAFFOLD = re.compile(r"^(?:test_|pytest_|tmp_path$|capture_output$|sys_|LC_)|_test$")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The words that reach an agent.
+
+    Attributes:
+        instruction: in lower case.
+        workdir: where relative paths begin.
+        beginnings: of all words of the instruction and the environment, and of the names in it.
+        names: of files in the environment, in lower case.
+        tests: all that the tests say, in lower case.
+    """
+
+    instruction: str
+    workdir: str
+    beginnings: frozenset[str]
+    names: frozenset[str]
+    tests: str
+
+    @classmethod
+    def of(cls, task: Task) -> Told:
+        """By the instruction and the environment folder."""
+        environment = [path for path in sorted(task.environment_dir.rglob("*")) if _is_plain(path)]
+        texts = [task.instruction, *(path.name for path in environment), *map(_text, environment)]
+        return cls(
+            instruction=task.instruction.lower(),
+            workdir=task.manifest.workdir or "/app",
+            beginnings=frozenset(_beginnings(texts)),
+            names=frozenset(path.name.lower() for path in environment),
+            tests="\n".join(_text(path) for path in sorted(task.tests_dir.rglob("*")) if _is_plain(path)).lower(),
+        )
+
+    def seen(self, before: Traces) -> Told:
+        """And by the files of a box."""
+        texts = list(before)
+        texts += [trace.content[:READ_BYTES].decode("utf-8", "replace") for trace in before.values() if trace.content]
+        names = {PurePosixPath(path).name.lower() for path in before}
+        return replace(self, beginnings=self.beginnings | set(_beginnings(texts)), names=self.names | names)
+
+    def asks_for(self, path: str) -> bool:
+        """Whether the instruction names it. A name without a folder or an ending may be any word."""
+        return any(_says(self.instruction, form) for form in self._forms(path) if "/" in form or "." in form)
+
+    def is_hidden(self, path: str) -> bool:
+        """Whether the tests name it, and nothing that the agent sees tells of it or of the folder it is in."""
+        if not any(_says(self.tests, form) for form in self._forms(path)):
+            return False
+        pieces = [piece for part in self._below(path).split("/") for piece in _PIECE.findall(_stem(part))]
+        telling = [piece for piece in pieces if len(piece) >= SHORTEST]
+        if not telling or PurePosixPath(path).name.lower() in self.names:
+            return False
+        return not any(piece[:BEGINNING] in self.beginnings for piece in telling)
+
+    def _below(self, path: str) -> str:
+        return path.lower().removeprefix(self.workdir.lower().rstrip("/") + "/").lstrip("/")
+
+    def _forms(self, path: str) -> list[str]:
+        return [path.lower(), self._below(path), PurePosixPath(path).name.lower()]
+
+
+def unmentioned(task: Task, told: Told) -> list[Flag]:
+    """Names of functions, fields and settings that solution and tests share, and that no agent is told."""
+    if task.solution_dir is None:
+        return []
+    known = "\n".join([task.instruction, *(_text(path) for path in task.environment_dir.rglob("*") if _is_plain(path))])
+    solution = set(_IDENTIFIER.findall("\n".join(map(_text, filter(_is_plain, task.solution_dir.rglob("*"))))))
+    tests = set(_IDENTIFIER.findall("\n".join(map(_text, filter(_is_plain, task.tests_dir.rglob("*"))))))
+    names = sorted(name for name in solution & tests if name not in known and not _SCAFFOLD.search(name))
+    shared = f"tests and solution share names that nobody tells the agent: {listed(names)}"
+    return [Flag(Rejection.HIDDEN_REQUIREMENT, shared)] if names else []
+
+
+def _is_plain(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(READ_BYTES).decode("utf-8", "replace")
+
+
+def _stem(name: str) -> str:
+    stem, dot, _ = name.rpartition(".")
+    return stem if dot and stem else name
+
+
+def _beginnings(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        yield from (piece[:BEGINNING] for piece in _PIECE.findall(text.lower()))
+
+
+def _says(text: str, name: str) -> bool:
+    return re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text) is not None

@@ -1,0 +1,80 @@
+"""The files of a box outside its system: what an agent finds there, and what a solution makes of it.
+
+Invariant: a listing is whole, or there is none.
+"""
+
+from __future__ import annotations
+
+import io
+import shlex
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from components.sandbox import Sandbox
+from components.sandbox.contract import SYSTEM_FOLDERS
+
+LISTING_S = 60.0
+SKIPPED = ("logs", "lost+found", ".dockerenv")
+OURS = ("/solution", "/tests")
+"""What is put there for the solution and the verifier is no trace of theirs."""
+RECORDS = ("var/lib/dpkg", "var/lib/apt", "var/cache", "var/log", "root/.cache")
+LIST = """cd / || exit 9
+names=()
+for name in * .[!.]*; do case " $1 " in *" $name "*) ;; *) [ -e "$name" ] && names+=("./$name");; esac; done
+tar -cf - %s "${names[@]}" 2>/dev/null
+[ $? -le 2 ]
+"""
+"""Busybox has the same tar. It ends with 1 or 2 where a file changed or may not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One path of a box. `content` is a file's bytes or a link's target; None of a folder."""
+
+    content: bytes | None
+    program: bool = False
+
+
+Traces = Mapping[str, Trace]
+"""By absolute path."""
+
+
+async def traces(box: Sandbox, most_bytes: int) -> Traces | None:
+    """The files of `box` that its user can read; None where they are more, or there is no tar."""
+    records = " ".join(f"--exclude={shlex.quote(f'./{name}')}" for name in RECORDS)
+    skipped = " ".join((*SYSTEM_FOLDERS, *SKIPPED))
+    asked = ["/bin/bash", "-c", LIST % records, "list", skipped]
+    result = await box.exec(asked, timeout_s=LISTING_S, cwd="/", max_output_bytes=2 * most_bytes, merge_stderr=False)
+    if result.truncated or result.exit_code != 0 or len(result.output) > most_bytes:
+        return None
+    try:
+        with tarfile.open(fileobj=io.BytesIO(result.output), mode="r:") as archive:
+            return dict(_read(archive))
+    except (tarfile.TarError, OSError, ValueError):
+        return None
+
+
+def _read(archive: tarfile.TarFile) -> Iterator[tuple[str, Trace]]:
+    for member in archive:
+        path = "/" + str(PurePosixPath(member.name))
+        if member.issym():
+            yield path, Trace(member.linkname.encode("utf-8", "surrogateescape"))
+        elif member.isdir():
+            yield path, Trace(None)
+        elif (file := archive.extractfile(member)) is not None:  # also a hard link's
+            yield path, Trace(file.read(), bool(member.mode & 0o111))
+
+
+def made(before: Traces, after: Traces) -> list[str]:
+    """Files and links that are new, and folders that are new and empty; sorted."""
+    new = sorted(path for path in after.keys() - before.keys() if not path.startswith(OURS))
+    full = {str(PurePosixPath(path).parent) for path in after}
+    return [path for path in new if after[path].content is not None or path not in full]
+
+
+def changed(before: Traces, after: Traces) -> list[str]:
+    """Files that have other bytes; sorted."""
+    both = before.keys() & after.keys()
+    return sorted(path for path in both if after[path].content not in (None, before[path].content))

@@ -1,0 +1,105 @@
+"""Tests and solutions are found in the environment under any name and in any wrapping; what anybody writes is not."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import lzma
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from components.curation import Refused, Rejection
+from components.curation.leaks import LARGEST_FILE, Secrets, search_environment
+from components.pool import load_task
+from tests.curation.mixed import animal
+
+NAME = "heron"
+
+
+def tar(name: str, content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        member = tarfile.TarInfo(name)
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def zipped(content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("inner", content)
+    return buffer.getvalue()
+
+
+WRAPPINGS: dict[str, Callable[[bytes], bytes]] = {
+    "as it is": lambda content: content,
+    "with other white space and a comment": lambda content: b"# mine\n" + content.replace(b"\n", b"  \n\t"),
+    "gzip": gzip.compress,
+    "xz": lzma.compress,
+    "a zip": zipped,
+    "a tar in a gzip": lambda content: gzip.compress(tar("a/b", content)),
+    "a gzip in a tar in a zip": lambda content: zipped(tar("a", gzip.compress(content))),
+    "a git object": lambda content: zlib.compress(b"blob %d\0" % len(content) + content),
+    "Base64": base64.b64encode,
+}
+
+
+@pytest.mark.parametrize("part", ["tests/test.sh", "solution/solve.sh"])
+@pytest.mark.parametrize("name", WRAPPINGS)
+def test_tests_and_solution_are_found_in_every_wrapping(tmp_path: Path, name: str, part: str) -> None:
+    task = animal(tmp_path / NAME, NAME)
+    secrets = Secrets.of(load_task(task))
+    search_environment(load_task(task), secrets)
+    (task / "environment/files/blob").write_bytes(WRAPPINGS[name]((task / part).read_bytes()))
+    with pytest.raises(Refused, match=f"environment/files/blob.* {part}") as refusal:
+        search_environment(load_task(task), secrets)
+    assert refusal.value.rejection is Rejection.LEAK
+
+
+def test_a_part_of_the_solution_is_quoted_and_a_line_that_anybody_writes_is_none(tmp_path: Path) -> None:
+    task = animal(tmp_path / NAME, NAME)
+    secrets, place = Secrets.of(load_task(task)), task / "environment/files/notes"
+    place.write_text("cd /app\nset -e\nmkdir -p /app/out\nrm heron-sorted.tmp\n")
+    search_environment(load_task(task), secrets)
+    place.write_text("Hint: tail -n 1 heron-sorted.tmp | cut -d' ' -f1 > heron-champion.txt\n")
+    with pytest.raises(Refused, match=r"1 of the 3 telling lines of solution/solve.sh, such as .tail -n 1"):
+        search_environment(load_task(task), secrets)
+
+
+def test_a_script_that_only_starts_the_tests_is_no_secret_and_the_tests_are(tmp_path: Path) -> None:
+    task = animal(tmp_path / NAME, NAME)
+    start = "#!/bin/bash\npython3 -m pytest --junitxml=/logs/verifier/junit.xml /tests/test_outputs.py -rA --color=no\n"
+    (task / "tests/test.sh").write_text(start)
+    (task / "tests/test_outputs.py").write_text(
+        "from pathlib import Path\ndef test_it():\n    assert Path('/app/heron-champion.txt').read_text() == 'two'\n"
+    )
+    secrets, place = Secrets.of(load_task(task)), task / "environment/files/run.sh"
+    place.write_text(start)
+    search_environment(load_task(task), secrets)
+    place.write_bytes((task / "tests/test_outputs.py").read_bytes())
+    with pytest.raises(Refused, match="tests/test_outputs"):
+        search_environment(load_task(task), secrets)
+
+
+def test_data_that_tests_and_environment_share_is_flagged_and_not_refused(tmp_path: Path) -> None:
+    task = animal(tmp_path / NAME, NAME)
+    data = b"heron-one 12\nheron-two 40\nheron-three 31\n"
+    (task / "tests/pristine.txt").write_bytes(data)
+    flags = Secrets.of(load_task(task)).refuse([("/app/herons.txt", data)])
+    assert [(flag.kind, flag.detail) for flag in flags] == [
+        ("leak", "/app/herons.txt has the bytes of tests/pristine.txt")
+    ]
+
+
+def test_what_claims_to_be_an_archive_costs_no_more_than_a_bound(tmp_path: Path) -> None:
+    secrets = Secrets.of(load_task(animal(tmp_path / NAME, NAME)))
+    bomb = gzip.compress(b"\0" * (LARGEST_FILE + 1), compresslevel=1)
+    torn = [gzip.compress(b"x" * 1000)[:30], tar("a", b"x" * 4000)[:700], zipped(b"x" * 1000)[:40], b"x\x9cnothing"]
+    assert secrets.refuse((str(number), content) for number, content in enumerate([bomb, *torn])) == []
