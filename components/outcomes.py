@@ -63,6 +63,39 @@ AGAINST_TASK = frozenset(
 )
 """Causes that, met again and again with one task, are that task's and not the machine's."""
 
+HARBOR_STOPS = {
+    "AgentTimeoutError": StopReason.AGENT_TIMEOUT,
+    "ContextWindowExceededError": StopReason.TOKEN_LIMIT,
+    "ContextLengthExceededError": StopReason.TOKEN_LIMIT,
+    "OutputTokenExceededError": StopReason.TOKEN_LIMIT,
+    "OutputLengthExceededError": StopReason.TOKEN_LIMIT,
+    "AgentSafetyRefusalError": StopReason.GAVE_UP,
+    "ContentPolicyViolationError": StopReason.GAVE_UP,
+}
+"""Errors by which Harbor says that the policy ended its side; its verifier runs all the same."""
+HARBOR_VERIFIER = frozenset(
+    {"VerifierTimeoutError", "RewardFileNotFoundError", "RewardFileEmptyError", "VerifierOutputParseError"}
+)
+"""Errors that Harbor's verifier ends with, after the agent's side has ended as it should."""
+HARBOR_FAULTS = {
+    "SandboxBuildFailedError": FaultCause.IMAGE,
+    "DownloadVerifierDirError": FaultCause.VERIFIER_BOOTSTRAP,
+    "AddTestsDirError": FaultCause.VERIFIER_BOOTSTRAP,
+    **dict.fromkeys(
+        (
+            *("ApiError", "ApiRateLimitError", "ApiInternalServerError", "ApiOverloadedError", "UnknownApiError"),
+            *("ApiConnectionClosedError", "ApiResponseStalledError", "NetworkConnectionError", "ApiConnectionError"),
+            *("ApiUsageLimitError", "RateLimitError", "InternalServerError", "ServiceUnavailableError", "APIError"),
+            *("APIConnectionError", "Timeout", "BadRequestError", "UnprocessableEntityError", "NotFoundError"),
+            *("UnsupportedParamsError", "APIResponseValidationError", "BudgetExceededError", "AuthenticationError"),
+            *("AgentAuthenticationError", "ModelNotFoundError", "ApiProviderResourceNotFoundError"),
+            *("PermissionDeniedError", "RetryError"),
+        ),
+        FaultCause.SAMPLER,
+    ),
+}
+"""Errors of Harbor's and of its model client whose part is known. Every other one is the sandbox's, and is named."""
+
 REJECTIONS = frozenset({FaultCause.DRIFT, FaultCause.RECORD, FaultCause.CHECKSUM})
 """Causes by which a trial is rejected: it ran, and what was recorded of it may not be trained on."""
 
@@ -151,7 +184,25 @@ class VerifierEnded:
     tests_whole: bool = True
 
 
-Situation = AgentStands | TurnDrawn | HttpAnswered | TrialOverdue | Raised | VerifierEnded
+@dataclass(frozen=True, slots=True)
+class HarborEnded:
+    """What Harbor recorded of the agent's side of a trial.
+
+    Attributes:
+        exception: name of the type of the error that ended the trial; None where none did.
+        message: its text.
+        turns: answers drawn, where that is known; `max_turns` is their limit.
+        complete: the agent said, as often as it is asked to, that the task is done; None where that is not known.
+    """
+
+    exception: str | None
+    message: str = ""
+    turns: int | None = None
+    max_turns: int = 1
+    complete: bool | None = None
+
+
+Situation = HarborEnded | AgentStands | TurnDrawn | HttpAnswered | TrialOverdue | Raised | VerifierEnded
 
 
 def classify(situation: Situation) -> StopReason | VerifierReport | InfraFault | None:
@@ -159,6 +210,8 @@ def classify(situation: Situation) -> StopReason | VerifierReport | InfraFault |
     match situation:
         case AgentStands():
             return stop_of(situation)
+        case HarborEnded():
+            return harbor_end_of(situation)
         case VerifierEnded():
             return verdict_of(situation)
         case _:
@@ -213,6 +266,20 @@ def _raised(error: BaseException) -> InfraFault | None:
     return None
 
 
+def harbor_end_of(ended: HarborEnded) -> StopReason | InfraFault:
+    """Why the agent's side of a trial of Harbor's ended. A reward beside a fault counts for nothing."""
+    name = ended.exception
+    if name is None or name in HARBOR_VERIFIER:
+        if ended.complete is None or ended.complete:
+            return StopReason.COMPLETED
+        spent = ended.turns is not None and ended.turns >= ended.max_turns
+        return StopReason.TURN_LIMIT if spent else StopReason.GAVE_UP
+    if name in HARBOR_STOPS:
+        return HARBOR_STOPS[name]
+    detail = f"{name}: {ended.message.strip()[:TAIL_CHARS]}"
+    return InfraFault(HARBOR_FAULTS.get(name, FaultCause.SANDBOX), f"Harbor's trial ended with {detail}")
+
+
 def verdict_of(run: VerifierEnded) -> VerifierReport | InfraFault:
     """The verdict of a run, or why there is none."""
     stream, files = run.stream, run.files
@@ -223,7 +290,7 @@ def verdict_of(run: VerifierEnded) -> VerifierReport | InfraFault:
     if files is not None and files.outcome is not None:
         if stream is not None and stream.assertions:
             return _broken_off(stream, files)
-        if files.outcome or files.assertions or not (sign := BOOTSTRAP_SIGNS.search(run.said)):
+        if files.outcome or files.assertions or files.number or not (sign := BOOTSTRAP_SIGNS.search(run.said)):
             return files
         line = run.said[sign.start() :].partition("\n")[0].strip()[:200]
         return _fault(run, FaultCause.VERIFIER_BOOTSTRAP, f"the verifier's own set-up failed: {line}")
@@ -240,11 +307,13 @@ def verdict_of(run: VerifierEnded) -> VerifierReport | InfraFault:
 
 def _weighed(stream: VerifierReport, files: VerifierReport | None) -> VerifierReport:
     """A whole report beside what was written for Harbor: a verdict is good only where both are."""
-    if files is None or files.outcome is None or files.outcome == stream.outcome:
+    if files is None or files.outcome is None:
         return stream
+    if files.outcome == stream.outcome:
+        return replace(stream, number=files.number)
     source = f"{stream.source}+{files.source}"
     if stream.outcome:
-        return replace(stream, outcome=False, source=source)
+        return replace(stream, outcome=False, source=source, number=files.number)
     sign = f"{TAMPERING}: {files.source} says 1 where assertions failed"
     return replace(stream, source=source, parse_cause=_joined(stream, sign))
 

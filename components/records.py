@@ -162,12 +162,15 @@ class VerifierReport:
         outcome: the binary verdict (every assertion passed), or None when no verdict was written.
         source: where it was read from, e.g. "assertions.jsonl", "junit".
         parse_cause: why the report is missing or unreadable; None when it was read.
+        number: what the verifier wrote for Harbor, of which `outcome` only says whether it is 1; None where it wrote
+            no number, or one that is not believed.
     """
 
     assertions: Mapping[str, AssertionOutcome]
     outcome: bool | None
     source: str
     parse_cause: str | None = None
+    number: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,12 @@ REGRESSED = "longshell.evaluation.regressed"
 """The event of a night whose checkpoint is worse than the one before it. An automation can send it to a person."""
 
 
-def compare_with_last_night(store: ArtifactStore, run: Run, campaign: str, suite: str, trials: str, index: int) -> None:
+def compare_with_last_night(
+    store: ArtifactStore, run: Run, campaign: str, series: str, trials: str, index: int
+) -> None:
     """Compares an evaluation's trials with those of the latest night before it, if there was one.
 
-    Leaves an artifact, the series `eval/<suite>/vs_previous/...`, and an event when it got worse; a warning where the
+    Leaves an artifact, the series `eval/<series>/vs_previous/...`, and an event when it got worse; a warning where the
     two cannot be compared. The evaluation stands in any case.
     """
     from components.evaluation.compare import compare, describe, rates
@@ -40,11 +42,12 @@ def compare_with_last_night(store: ArtifactStore, run: Run, campaign: str, suite
     except (LongshellError, ValueError) as error:  # a pool of other tasks, a night of faults, a damaged folder
         get_run_logger().warning("%s is not compared with %s: %s", _label(trials), _label(before), error)
         return
-    tracking.tracker().log_step(run, index, found.metrics(suite), time.time_ns() // 1_000_000)
-    text = f"# {_label(trials)} beside {_label(before)}\n\n{describe(found)}\n"
-    create_markdown_artifact(text, key=f"{campaign}-nightly-comparison".lower())
+    tracking.tracker().log_step(run, index, found.metrics(series), time.time_ns() // 1_000_000)
+    text = f"# {_label(trials)} beside {_label(before)} on {series}\n\n{describe(found)}\n"
+    key = re.sub(r"[^a-z0-9-]+", "-", f"{campaign}-{series}-nightly-comparison".lower())
+    create_markdown_artifact(text, key=key)
     if found.verdict == "worse":
-        _tell(campaign, suite, _label(trials), _label(before), found)
+        _tell(campaign, series, _label(trials), _label(before), found)
 
 
 def night_before(store: ArtifactStore, trials: str) -> str | None:
@@ -53,7 +56,8 @@ def night_before(store: ArtifactStore, trials: str) -> str | None:
     if tonight is None:
         return None
     found = (NIGHT.match(key) for key in store.list(tonight["folder"]))
-    nights = [night for night in found if night and night["label"][:10] < tonight["label"][:10]]
+    same = [night for night in found if night and night["folder"] == tonight["folder"]]  # other suites lie below it
+    nights = [night for night in same if night["label"][:10] < tonight["label"][:10]]
     return max(nights, key=lambda night: night["label"])[0] if nights else None
 
 
@@ -61,10 +65,10 @@ def _label(trials: str) -> str:
     return trials.split("/")[-2]
 
 
-def _tell(campaign: str, suite: str, tonight: str, before: str, found: Comparison) -> None:
-    get_run_logger().warning("%s on %s is worse than %s: %+.1f points", tonight, suite, before, 100 * found.difference)
+def _tell(campaign: str, series: str, tonight: str, before: str, found: Comparison) -> None:
+    get_run_logger().warning("%s on %s is worse than %s: %+.1f points", tonight, series, before, 100 * found.difference)
     emit_event(
         REGRESSED,
         resource={"prefect.resource.id": f"longshell.campaign.{campaign}", "prefect.resource.name": campaign},
-        payload={"suite": suite, "evaluation": tonight, "previous": before, **found.to_json()},
+        payload={"series": series, "evaluation": tonight, "previous": before, **found.to_json()},
     )

@@ -1,8 +1,11 @@
-"""Flow task: one checkpoint on held-out tasks."""
+"""Flow tasks: one checkpoint on held-out tasks, or on a suite."""
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from prefect import task
 from prefect.artifacts import create_table_artifact
@@ -23,10 +26,20 @@ NIGHTLY_INDEX = 1_000
 def evaluate(
     config: CampaignConfig, pool: Pool, checkpoint: Checkpoint, trials: int, index: int, label: str | None = None
 ) -> Score:
-    """Evaluates a checkpoint; `label` names the evaluation when it is not the checkpoint's own."""
-    label = label or checkpoint.label
-    inputs = {"pool": pool.key, "checkpoint": checkpoint.key, "trials": trials, "label": label}
-    driven = drive(config, "evaluate", index, inputs)
+    """Evaluates a checkpoint on held-out tasks; `label` names the evaluation when it is not the checkpoint's own."""
+    return _evaluate(
+        config, checkpoint, index, {"pool": pool.key, "trials": trials, "label": label or checkpoint.label}
+    )
+
+
+@task(name="evaluate-suite", task_run_name="evaluate-{checkpoint.label}-on-{suite}", **STAGE)
+def evaluate_suite(config: CampaignConfig, checkpoint: Checkpoint, suite: str, index: int, label: str) -> Score:
+    """Evaluates a checkpoint on a suite of `evaluation.suites`."""
+    return _evaluate(config, checkpoint, index, {"suite": suite, "label": label})
+
+
+def _evaluate(config: CampaignConfig, checkpoint: Checkpoint, index: int, inputs: Mapping[str, Any]) -> Score:
+    driven = drive(config, "evaluate", index, {**inputs, "checkpoint": checkpoint.key})
     score = Score.of(driven.result, checkpoint.step)
     _record(config, driven, score, index)
     tracking.tracker().end(driven.run)
@@ -34,17 +47,45 @@ def evaluate(
 
 
 def _record(config: CampaignConfig, driven: Driven, score: Score, index: int) -> None:
-    result, suite = score.result, score.result["suite"]
+    result, name = score.result, campaign_name(config)
     run = driven.parent if index < NIGHTLY_INDEX else driven.run
     tracking.tracker().log_step(run, index, result["metrics"], time.time_ns() // 1_000_000)
     if index < NIGHTLY_INDEX and score.pass_rate is not None:
-        tracking.registry(campaign_name(config)).evaluated(result["checkpoint"], score.pass_rate)
+        tracking.registry(name).evaluated(result["checkpoint"], score.pass_rate)
     if trials := result.get("trials"):
-        log_trajectories(driven.store, driven.run, trials, result["checkpoint"], index)
+        if "harbor" not in result:  # Harbor's trajectories are files of its own, beside the trials
+            log_trajectories(driven.store, driven.run, trials, result["checkpoint"], index)
         if index >= NIGHTLY_INDEX:
-            compare_with_last_night(driven.store, driven.run, campaign_name(config), suite, trials, index)
-    columns = ("n", "pass_rate", "stderr", "mean_reward", "assertions_passed", "turns_mean", "infra_rate")
-    rows = [{"tasks": "all", **{column: result.get(column) for column in columns}}]
-    rows += [{"tasks": name, "pass_rate": value} for name, value in sorted(result.get("by_category", {}).items())]
-    key = f"{campaign_name(config)}-{score.label}-{suite}".lower()
-    create_table_artifact(rows, key=key, description=f"{score.label} on {suite}, {score.n} trials")
+            compare_with_last_night(driven.store, driven.run, name, result["series"], trials, index)
+    key = _artifact_key(name, score.label, result["series"])
+    create_table_artifact(rows_of(result), key=key, description=describe(score))
+
+
+def rows_of(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The artifact's table: all tasks, the three denominators, and each class; the harness stands in every row."""
+    columns = ("n", "pass_rate", "stderr", "mean_reward", "verifier_reward", "assertions_passed", "turns_mean")
+    named, whole = {"harness": result["harness"], "profile": result["profile"]}, result["score"]
+    rows = [{"tasks": "all", **named, **{column: result.get(column) for column in (*columns, "infra_rate")}}]
+    for name, one in whole.get("denominators", {}).items():
+        rows.append({"tasks": f"trials: {name}", **named, "n": one["trials"], "pass_rate": one["resolved"]})
+    for column in ("category", "difficulty"):
+        for name, one in sorted(whole.get(f"by_{column}", {}).items()):
+            told = {"n": one["trials"], "pass_rate": one["resolved"], "stderr": one["stderr"]}
+            rows.append({"tasks": f"{column}: {name}", **named, **told, "turns_mean": one["turns_mean"]})
+    return rows
+
+
+def describe(score: Score) -> str:
+    """One line on what was measured, and what a reader must know about it."""
+    result = score.result
+    told = f"{score.label} on {result['suite']}, {score.n} trials, profile {result['profile']}, by {result['harness']}"
+    headline = result.get("headline")
+    if headline is not None and headline["name"] != "resolved":
+        value = headline["value"]
+        told += f"; its number is {headline['name']}: {'none' if value is None else f'{value:.3f}'}"
+    return ". ".join([told, *result.get("caveats", ())])
+
+
+def _artifact_key(campaign: str, label: str, series: str) -> str:
+    """Prefect's keys are lower-case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9-]+", "-", f"{campaign}-{label}-{series}".lower())

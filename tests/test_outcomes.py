@@ -259,3 +259,24 @@ def test_no_pass_without_one_and_no_zero_without_a_verdict(run):
     if meaning.outcome:
         assert run.tests_whole
         assert False not in given_verdicts
+
+
+@pytest.mark.parametrize(
+    ("assertions", "said", "number"),
+    [
+        ((True, PASSED, PASSED), 1.0, 1.0),
+        ((False, PASSED, FAILED), 0.25, 0.25),
+        ((True, PASSED, PASSED), 0.5, 0.5),
+        ((False, PASSED, FAILED), 1.0, None),
+    ],
+    ids=["both agree", "both say no", "the script asks for more", "the script says more than its assertions"],
+)
+def test_the_number_that_a_verifier_wrote_goes_with_its_verdict_unless_it_is_not_believed(assertions, said, number):
+    files = VerifierReport({}, said == 1, "reward.txt", None, said)
+    verdict = classify(VerifierEnded(0, stream=stream(*assertions), files=files))
+    assert (verdict.outcome, verdict.number) == (assertions[0] and said == 1, number)
+
+
+def test_a_fraction_beside_words_of_a_failed_set_up_is_a_verdict():
+    files = VerifierReport({}, False, "reward.txt", None, 0.4)
+    assert classify(VerifierEnded(0, said="E: Unable to locate package x", files=files)).number == 0.4

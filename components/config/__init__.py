@@ -1,6 +1,16 @@
 """Configuration: frozen, validated whole before anything starts, dumped as JSON into every job's spec."""
 
-from components.config.campaign import CampaignConfig, EvaluationConfig, RlConfig
+from components.config.campaign import CampaignConfig, RlConfig
+from components.config.evaluation import (
+    BENCHMARKS,
+    HELDOUT,
+    PROFILES,
+    EvaluationConfig,
+    HarborConfig,
+    Profile,
+    SuiteConfig,
+    Walls,
+)
 from components.config.layout import KernelsConfig, LayoutConfig, layout_problems
 from components.config.load import digest, load, validate
 from components.config.model import HybridConfig, ModelConfig
@@ -18,6 +28,9 @@ from components.config.training import CheckpointsConfig, OptimizerConfig, Super
 from components.config.world import DemonstrationConfig, HabitConfig, ImportConfig, PoolConfig, ProbeConfig
 
 __all__ = [
+    "BENCHMARKS",
+    "HELDOUT",
+    "PROFILES",
     "CampaignConfig",
     "CheckpointsConfig",
     "ClippedValueConfig",
@@ -28,6 +41,7 @@ __all__ = [
     "DemonstrationConfig",
     "EvaluationConfig",
     "HabitConfig",
+    "HarborConfig",
     "HarnessConfig",
     "HealthConfig",
     "HlGaussConfig",
@@ -40,6 +54,7 @@ __all__ = [
     "PoolConfig",
     "PpoConfig",
     "ProbeConfig",
+    "Profile",
     "PublishConfig",
     "RewardConfig",
     "RlConfig",
@@ -47,8 +62,10 @@ __all__ = [
     "SGLangConfig",
     "SamplerConfig",
     "SandboxConfig",
+    "SuiteConfig",
     "SupervisedConfig",
     "TrainerConfig",
+    "Walls",
     "digest",
     "layout_problems",
     "load",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field, model_validator
 
+from components.config.evaluation import EvaluationConfig
 from components.config.layout import layout_problems
 from components.config.model import ModelConfig
 from components.config.ppo import PpoConfig
@@ -22,19 +21,6 @@ class RlConfig(Section):
     legs: int = Field(3, ge=1)
     leg_steps: int = Field(10, ge=1)
     """Steps of one leg: one Prefect task, one Ray job, one checkpoint at its end, a commit after every step."""
-
-
-class EvaluationConfig(Section):
-    """How checkpoints are evaluated on held-out tasks."""
-
-    profile: Literal["miniature"] = "miniature"
-    trials: int = Field(256, ge=1)
-    """Held-out tasks for base, SFT and the final checkpoint, one attempt each."""
-    leg_trials: int = Field(64, ge=1)
-    """Held-out tasks for the checkpoints between."""
-    temperature: float = Field(0.1, gt=0)
-    top_p: float = Field(0.95, gt=0, le=1)
-    top_k: int = Field(20, ge=-1)
 
 
 class CampaignConfig(Section):
@@ -86,6 +72,7 @@ class CampaignConfig(Section):
             problems.append("sampler.placement: ray needs publish.folder, or publish.method: collective")
         if wall > self.model.max_position_embeddings:
             problems.append(f"harness.max_context_tokens {wall} exceeds model.max_position_embeddings")
+        problems += self._profile_problems()
         if wall > self.trainer.micro_batch_tokens:
             problems.append(f"trainer.micro_batch_tokens cannot hold a trajectory of {wall} tokens")
         problems += layout_problems(self.trainer.layout, self.model)
@@ -103,6 +90,24 @@ class CampaignConfig(Section):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def _profile_problems(self) -> list[str]:
+        """Whether model and samplers can hold what the profile of evaluations asks for."""
+        profile, name = self.evaluation.conditions, f"evaluation.profile {self.evaluation.profile}"
+        problems = []
+        if profile.context_tokens is not None:
+            holds = {
+                "sampler.context_tokens": self.sampler.context_tokens,
+                "model.max_position_embeddings": self.model.max_position_embeddings,
+            }
+            problems += [
+                f"{name} evaluates with a context of {profile.context_tokens} tokens, {key} is {value}"
+                for key, value in holds.items()
+                if value < profile.context_tokens
+            ]
+        if profile.compaction and self.harness.compaction is None:
+            problems.append(f"{name} rewrites histories: say with which budget (harness.compaction)")
+        return problems
 
     def _batch_problems(self) -> list[str]:
         """Whether a batch is made of whole groups of distinct tasks."""

@@ -75,9 +75,9 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"difference": self.difference, "verdict": self.verdict}
 
-    def metrics(self, suite: str) -> dict[str, float]:
-        """The `eval/<suite>/vs_previous/...` series."""
-        prefix = f"eval/{suite}/vs_previous"
+    def metrics(self, series: str) -> dict[str, float]:
+        """The `eval/<series>/vs_previous/...` series."""
+        prefix = f"eval/{series}/vs_previous"
         values = {
             f"{prefix}/difference": self.difference,
             f"{prefix}/tasks": float(self.tasks),

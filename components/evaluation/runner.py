@@ -10,17 +10,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from components.config import EvaluationConfig
-from components.records import Sampling, Trial
+from components.records import Trial
 
 T = TypeVar("T")
 
 RunAttempt = Callable[[T, int, int], Awaitable[Trial]]
 """(task, attempt from 1, try from 1) -> its trial."""
-
-
-def sampling_of(config: EvaluationConfig) -> Sampling:
-    return Sampling(config.temperature, config.top_p, config.top_k)
 
 
 async def evaluate(

@@ -37,7 +37,9 @@ class Gateway:
         capture: whether the experts of every position are recorded.
         reasoning: whether `</think>` ends reasoning that is shown apart from content (`read_answer`).
         overrule: draw as the trial says when a client asks for something else, instead of refusing it.
-        open_unknown: a request opens the trial that it names, with the client's sampling.
+        open_unknown: a request opens the trial that it names.
+        sampling: of trials that a request opens; None leaves it to the client.
+        max_answer_tokens: no answer has more, whatever its client asks for; None where only the context ends it.
     """
 
     sampler: Sampler
@@ -48,6 +50,8 @@ class Gateway:
     reasoning: bool = False
     overrule: bool = False
     open_unknown: bool = False
+    sampling: Sampling | None = None
+    max_answer_tokens: int | None = None
     _trials: dict[str, Trial] = field(default_factory=dict, init=False)
 
     def open(self, trial_id: str, sampling: Sampling | None = None) -> Trajectory:
@@ -98,7 +102,7 @@ class Gateway:
             message = f"The model {request.model!r} does not exist; this gateway serves {self.model!r}"
             raise Refusal(message, status=404, param="model", code="model_not_found")
         if self.open_unknown and trial_id not in self._trials:
-            self.open(trial_id)
+            self.open(trial_id, self.sampling)
         trial = self.trial(trial_id)
         sampling = self._sampling(trial, request)
         prompt = self._prompt(trial.trajectory, request)
@@ -122,6 +126,8 @@ class Gateway:
         """How many tokens the answer may have. The words of the refusal are those that harnesses look for."""
         room = self.context_tokens - len(prompt)
         wanted = request.max_tokens or max(room, 1)
+        if self.max_answer_tokens is not None:
+            wanted = min(wanted, self.max_answer_tokens)
         if wanted > room:
             message = (
                 f"This model's maximum context length is {self.context_tokens} tokens. However, you requested "

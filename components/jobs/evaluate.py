@@ -1,4 +1,4 @@
-"""Evaluates one checkpoint on held-out tasks, through the same harness that trains."""
+"""Evaluates one checkpoint on held-out tasks or a suite, under the conditions of a profile."""
 
 from __future__ import annotations
 
@@ -9,44 +9,101 @@ from typing import Any
 
 import ray
 
-from components.evaluation import SuiteScore, aggregate, evaluate, sampling_of
+from components.config import CampaignConfig
+from components.evaluation import (
+    Conditions,
+    Suite,
+    SuiteScore,
+    aggregate,
+    conditions_of,
+    evaluate,
+    heldout,
+    load_suite,
+    sampling_of,
+    under_profile,
+    walled,
+)
+from components.jobs import harbor
 from components.jobs.job import Job, log, main
-from components.jobs.world import Drawing, open_world
+from components.jobs.world import Drawing, World, open_world
 from components.learning.batch import reward_of
+from components.outcomes import TrialOverdue, fault_of
 from components.pool import Pool, Task
-from components.records import Trial
+from components.records import Sampling, Trial
 from components.rollout import Attempt, Ledger, Origin, Outcome, save_batch, trial_id, trial_tokens
 
 STAGE = "evaluate"
+NATIVE = "native"
 
 
 def stage(job: Job) -> dict[str, Any]:
-    """Result: the score's main figures, the whole score, and where the trials lie."""
+    """Result: the score's main figures, what they were measured under, the whole score, and where the trials lie."""
     checkpoint = job.store.tree(job.inputs["checkpoint"])
-    pool = Pool(job.store.tree(job.inputs["pool"]) / "heldout")
-    refs = pool.sample(int(job.inputs["trials"]), seed=0)
-    tasks = [pool.load(ref.task_id) for ref in refs]
-    trials = asyncio.run(_run(job, checkpoint, tasks))
-    score = aggregate(trials, job.config.reward)
-    key = job.key(STAGE, job.inputs["label"], "trials")
+    config = under_profile(job.config)
+    suite = _suite(job, config)
+    for caveat in suite.caveats():
+        log.warning("%s: %s", suite.name, caveat)
+    native = config.evaluation.harness == NATIVE
+    conditions = conditions_of(config, suite.name, NATIVE if native else harbor.HARNESS)
+    trials = asyncio.run(_run(job, config, checkpoint, suite)) if suite.tasks else []
+    score = aggregate(trials, config.reward)
+    key = _key(job, "trials")
     _keep(job, key, trials)
-    log.info("%s: resolved %s of %d, %d faults", job.inputs["label"], _percent(score), score.trials, score.faults)
-    return _result(job, score, key)
+    ran = {} if native or not suite.tasks else {"harbor": _key(job, "harbor")}
+    for place in ran.values():
+        job.store.put_tree(place, harbor.scratch(job, suite) / "jobs")
+    told = job.inputs["label"], conditions.series, _percent(score), score.trials, score.faults
+    log.info("%s on %s: resolved %s of %d, %d faults", *told)
+    return _result(job, suite, conditions, score, key) | ran
 
 
-async def _run(job: Job, checkpoint: Path, tasks: list[Task]) -> list[Trial]:
-    sampling = sampling_of(job.config.evaluation)
-    label = job.inputs["label"]
-    if job.config.sampler.placement == "ray":
+def _suite(job: Job, config: CampaignConfig) -> Suite:
+    """The suite that the inputs name; without a name, the pool's held-out tasks."""
+    name = job.inputs.get("suite")
+    if name is not None:
+        return load_suite(config.evaluation.suite(name), config.sandbox)
+    return heldout(Pool(job.store.tree(job.inputs["pool"]) / "heldout"), int(job.inputs["trials"]))
+
+
+def _key(job: Job, part: str) -> str:
+    """Of what an evaluation leaves. Nights of one suite lie beside each other."""
+    name = job.inputs.get("suite")
+    return job.key(STAGE, *([] if name is None else [name]), job.inputs["label"], part)
+
+
+async def _run(job: Job, config: CampaignConfig, checkpoint: Path, suite: Suite) -> list[Trial]:
+    named = "/".join(part for part in (job.campaign, job.inputs["label"], job.inputs.get("suite")) if part)
+    if config.sampler.placement == "ray":
         ray.init(address="auto", logging_level="warning")
-    drawing = Drawing(seed=job.config.seed * 1_000 + 500 + job.index, routing=False, tell=log.warning)
-    async with open_world(job.config, checkpoint, job.folder, drawing) as world:
+    drawing = Drawing(seed=config.seed * 1_000 + 500 + job.index, routing=False, tell=log.warning)
+    if config.evaluation.harness != NATIVE:
+        return await harbor.run_suite(job, config, checkpoint, suite, named=named, drawing=drawing)
+    sampling = sampling_of(config.evaluation)
+    async with open_world(config, checkpoint, job.folder, drawing) as world:
 
         async def attempt(task: Task, number: int, tried: int) -> Trial:
-            name = trial_id(f"{job.campaign}/{label}", number, task.ref.task_id, tried)
-            return await world.run(Attempt(task, name, tried), sampling, capture=False)
+            name = trial_id(named, number, task.ref.task_id, tried)
+            return await _attempt(world, Attempt(walled(task, config.evaluation), name, tried), sampling)
 
-        return await evaluate(tasks, attempt, concurrency=job.config.rollout.concurrency)
+        return await evaluate(
+            suite.tasks,
+            attempt,
+            attempts=config.evaluation.conditions.attempts,
+            concurrency=config.rollout.concurrency,
+        )
+
+
+async def _attempt(world: World, attempt: Attempt[Task], sampling: Sampling) -> Trial:
+    """One trial within the outermost deadline."""
+    limit_s = world.config.rollout.remote_timeout_s
+    deadline = attempt.time.limit(limit_s)
+    try:
+        async with deadline:
+            return await world.run(attempt, sampling, capture=False)
+    except TimeoutError:
+        if not deadline.expired:
+            raise
+        return Trial(attempt.trial_id, attempt.task.ref, (), None, None, fault_of(TrialOverdue(limit_s)))
 
 
 def _keep(job: Job, key: str, trials: list[Trial]) -> None:
@@ -60,8 +117,8 @@ def _keep(job: Job, key: str, trials: list[Trial]) -> None:
         ledger.end(
             trial.trial_id,
             outcome,
-            turns=len(trial.turns),
-            tokens=trial_tokens(trial),
+            turns=trial.facts.get("turns", len(trial.turns)),
+            tokens=None if "turns" in trial.facts else trial_tokens(trial),
             seconds=sum(trial.timings_s.values()),
             stop=trial.stop,
             fault=cause,
@@ -72,20 +129,27 @@ def _keep(job: Job, key: str, trials: list[Trial]) -> None:
     job.store.put_tree(key, folder)
 
 
-def _result(job: Job, score: SuiteScore, key: str) -> dict[str, Any]:
+def _result(job: Job, suite: Suite, conditions: Conditions, score: SuiteScore, key: str) -> dict[str, Any]:
     return {
-        "suite": job.config.evaluation.profile,
+        "suite": suite.name,
+        "harness": conditions.harness,
+        "profile": conditions.profile,
+        "series": conditions.series,
+        "conditions": conditions.to_json(),
+        "coverage": suite.coverage(),
+        "caveats": suite.caveats(),
+        "headline": {"name": suite.headline, "value": score.to_json()[suite.headline]},
         "label": job.inputs["label"],
         "checkpoint": job.inputs["checkpoint"],
         "n": score.trials,
         "pass_rate": score.resolved,
         "stderr": score.stderr,
         "mean_reward": score.mean_reward,
+        "verifier_reward": score.verifier_reward,
         "assertions_passed": score.assertions_passed,
         "turns_mean": score.turns_mean,
         "infra_rate": score.infra_rate,
-        "by_category": {name: item.resolved for name, item in score.by_category.items()},
-        "metrics": score.metrics(job.config.evaluation.profile),
+        "metrics": score.metrics(conditions.series),
         "score": score.to_json(),
         "trials": key,
     }

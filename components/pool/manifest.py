@@ -109,6 +109,9 @@ def _unsupported(document: Mapping[str, Any]) -> list[str]:
     problems = []
     if document.get("steps"):
         problems.append("task.toml: steps: multi-step tasks are not supported")
+    verifier = document.get("verifier")
+    if isinstance(verifier, dict) and verifier.get("environment_mode", "shared") != "shared":
+        problems.append("task.toml: verifier.environment_mode: a verifier in a container of its own is not supported")
     environment = document.get("environment")
     if isinstance(environment, dict) and environment.get("os", "linux") != "linux":
         problems.append(f"task.toml: environment.os: {environment['os']!r} is not supported (linux)")

@@ -50,4 +50,4 @@ def read_exit_code(text: str) -> VerifierReport:
 def _verdict(value: float, source: str) -> VerifierReport:
     if not math.isfinite(value):
         raise Unreadable("not a finite number")
-    return VerifierReport({}, value >= SOLVED, source)
+    return VerifierReport({}, value >= SOLVED, source, number=value)

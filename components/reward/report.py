@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from components.records import VerifierReport
@@ -105,6 +106,7 @@ def _with_assertions(verdict: VerifierReport, files: Mapping[str, bytes], causes
             report = parse_report(files[name].decode("utf-8", "replace"), kind)
             if report.assertions:
                 cause = "; ".join(filter(None, (*causes, report.parse_cause))) or None
-                return VerifierReport(report.assertions, verdict.outcome, f"{verdict.source}+{name}", cause)
+                source = f"{verdict.source}+{name}"
+                return VerifierReport(report.assertions, verdict.outcome, source, cause, verdict.number)
             causes.append(f"{name}: {report.parse_cause}")
-    return VerifierReport({}, verdict.outcome, verdict.source, "; ".join(causes) or None)
+    return replace(verdict, parse_cause="; ".join(causes) or None)

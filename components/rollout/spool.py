@@ -141,6 +141,7 @@ def _pack_trial(key: str, trial: Trial, arrays: Arrays) -> dict[str, Any]:
             "outcome": report.outcome,
             "source": report.source,
             "parse_cause": report.parse_cause,
+            "number": report.number,
         },
         "fault": None if trial.fault is None else {"cause": trial.fault.cause, "detail": trial.fault.detail},
         "timings_s": dict(trial.timings_s),
@@ -162,6 +163,7 @@ def _unpack_trial(key: str, item: Mapping[str, Any], arrays: Arrays) -> Trial:
             report["outcome"],
             report["source"],
             report["parse_cause"],
+            report.get("number"),  # batches of before have none
         ),
         fault=None if fault is None else InfraFault(FaultCause(fault["cause"]), fault["detail"]),
         timings_s=item["timings_s"],

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from components.config import EvaluationConfig
-from components.evaluation import aggregate, evaluate, sampling_of
+from components.evaluation import aggregate, evaluate
 from tests.evaluation.test_score import trial
 
 
@@ -46,8 +45,3 @@ async def test_an_error_in_our_own_code_is_raised_as_itself():
 
     with pytest.raises(ZeroDivisionError):
         await evaluate(["a", "b"], run)
-
-
-def test_sampling_is_the_profiles():
-    sampling = sampling_of(EvaluationConfig())
-    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.1, 0.95, 20)

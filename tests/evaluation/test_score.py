@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from components.config import RewardConfig
 from components.errors import FaultCause, InfraFault, StopReason
 from components.evaluation import aggregate
-from components.records import AssertionOutcome, TaskRef, Trial, VerifierReport
+from components.records import AssertionOutcome, TaskRef, Trial, Turn, VerifierReport
 
 
 def trial(task, passed, attempt=1, *, category="files", difficulty="easy"):
@@ -119,3 +120,45 @@ def test_a_score_is_plain_json_and_metrics():
     assert metrics["eval/heldout/resolved"] == 1.0
     assert metrics["eval/heldout/pass_at_2"] == 1.0
     assert metrics["eval/heldout/resolved_by/category.text_files"] == 1.0
+
+
+def test_the_three_denominators_tell_what_faults_and_budgets_hide():
+    """By hand: of four tasks one is resolved, one ran out of turns, one failed, one has two faults and one success."""
+    ended = [trial("won", True), trial("lost", False), replace(trial("late", False), stop=StopReason.TURN_LIMIT)]
+    ended += [trial("flaky", None, 1), trial("flaky", None, 2), trial("flaky", True, 3)]
+    found = aggregate(ended).denominators
+    assert {name: (one.tasks, one.trials) for name, one in found.items()} == {
+        "all": (4, 6),
+        "graded": (4, 4),
+        "finished": (3, 3),
+    }
+    assert found["all"].resolved == pytest.approx((1 + 0 + 0 + 1 / 3) / 4)
+    assert found["graded"].resolved == pytest.approx((1 + 0 + 0 + 1) / 4)
+    assert found["finished"].resolved == pytest.approx((1 + 0 + 1) / 3)
+    metrics = aggregate(ended).metrics("s")
+    assert (metrics["eval/s/trials_of/all"], metrics["eval/s/resolved_of/graded"]) == (6, 0.5)
+    assert aggregate([trial("x", None)]).denominators["graded"].resolved is None
+    assert aggregate([trial("x", None)]).denominators["all"].resolved == 0
+
+
+def test_the_reward_of_the_verifiers_is_the_mean_of_their_numbers_and_not_the_resolved_rate():
+    def wrote(task, number, attempt=1):
+        return replace(trial(task, False, attempt), report=VerifierReport({}, number == 1, "reward.txt", None, number))
+
+    score = aggregate([wrote("a", 0.5, 1), wrote("a", 1.0, 2), wrote("b", 0.25), trial("c", True)])
+    assert score.verifier_reward == pytest.approx((0.75 + 0.25 + 1) / 3), "a verdict without a number is 1 or 0"
+    assert score.resolved == pytest.approx((0.5 + 0 + 1) / 3)
+    assert aggregate([]).verifier_reward is None
+
+
+def test_turns_and_tokens_are_counted_from_the_record_or_taken_from_whoever_counted_them():
+    turn = Turn(np.arange(5, dtype=np.int32), np.arange(3, dtype=np.int32), np.zeros(3, np.float32), None, 0, "stop")
+    longer = replace(turn, prompt_ids=np.arange(9, dtype=np.int32))
+    ours = replace(trial("a", True), turns=(turn, longer))
+    theirs = replace(trial("b", True), facts={"turns": 6, "sampled_tokens": 30, "prompt_tokens": None})
+    score = aggregate([ours, theirs])
+    assert (score.turns_mean, score.sampled_tokens_mean, score.prompt_tokens_mean) == (4, (6 + 30) / 2, 14)
+    assert score.by_category["files"].turns_mean == 4
+    assert score.metrics("s")["eval/s/turns_by/difficulty.easy"] == 4
+    unknown = replace(trial("c", True), facts={"turns": None, "sampled_tokens": None, "prompt_tokens": None})
+    assert aggregate([unknown]).turns_mean is None, "what was not counted is absent"

@@ -7,7 +7,10 @@ def stage(store, spec):
     inputs, rate = spec["inputs"], 0.1 + 0.1 * (spec["index"] % 10)
     assert store.exists(inputs["checkpoint"])
     return {
-        "suite": "miniature",
+        "suite": "heldout",
+        "harness": "native",
+        "profile": "miniature",
+        "series": "heldout.miniature.native",
         "label": inputs["label"],
         "checkpoint": inputs["checkpoint"],
         "n": inputs["trials"],
@@ -17,8 +20,9 @@ def stage(store, spec):
         "assertions_passed": rate,
         "turns_mean": 4.0,
         "infra_rate": 0.0,
-        "by_category": {"files": rate},
-        "metrics": {"eval/miniature/resolved": rate, "eval/miniature/stderr": 0.02},
+        "metrics": {
+            f"eval/heldout.miniature.native/{name}": value for name, value in (("resolved", rate), ("stderr", 0.02))
+        },
         "score": {"resolved": rate},
     }
 

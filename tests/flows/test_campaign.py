@@ -128,7 +128,7 @@ def test_a_campaign_survives_the_death_of_its_job_and_of_its_flow_and_logs_no_st
     warm = tracker.stage(parent, "warmup", {})
     history = tracker.client.get_metric_history(warm.run_id, "rollout/reward_mean")
     assert sorted(item.step for item in history) == [0, 1]
-    scores = tracker.client.get_metric_history(parent.run_id, "eval/miniature/resolved")
+    scores = tracker.client.get_metric_history(parent.run_id, "eval/heldout.miniature.native/resolved")
     assert [(item.step, round(item.value, 2)) for item in scores] == [(0, 0.1), (1, 0.2), (2, 0.3)]
     assert {item.path for item in tracker.client.list_artifacts(parent.run_id, "figures")} == {"figures/gap.png"}
 

@@ -95,3 +95,17 @@ def test_the_nightly_evaluation_takes_what_there_is_and_a_new_name_every_day(mon
     assert checkpoint.label == ("leg-2" if found else "base")
     assert label.endswith(checkpoint.label)
     assert index > 700_000
+
+
+def test_every_configured_suite_is_evaluated_after_the_held_out_tasks(monkeypatch) -> None:
+    asked: list = []
+    monkeypatch.setattr(flows.evaluate, "claim", lambda config: "name")
+    monkeypatch.setattr(flows.evaluate, "curate", lambda config: POOL)
+    monkeypatch.setattr(flows.evaluate, "find_checkpoint", lambda config, which: Checkpoint("sft", "sft", 0))
+    monkeypatch.setattr(flows.evaluate, "score", lambda *args: asked.append("heldout") or "held")
+    monkeypatch.setattr(flows.evaluate, "score_suite", lambda *args: asked.append(args[2:]) or args[2])
+    suites = "evaluation.suites=[{name: tb, path: /tb}, {name: mine, path: /mine}]"
+    assert flows.evaluate.evaluate.fn(config(suites)) == ["held", "tb", "mine"]
+    first, tb, mine = asked
+    assert (first, tb[0], mine[0]) == ("heldout", "tb", "mine")
+    assert tb[1:] == mine[1:], "one night, one label"

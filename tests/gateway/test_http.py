@@ -318,6 +318,25 @@ async def test_a_trial_with_its_own_sampling_refuses_or_overrules_another():
         assert {call["sampling"] for _, call in sampler.calls} == {Sampling(0.7)}
 
 
+async def test_a_gateway_with_a_sampling_of_its_own_opens_every_trial_with_it():
+    sampler = StubSampler()
+    async with open_gateway(sampler, open_unknown=True, overrule=True, sampling=Sampling(0.1, 0.95, 20)) as (_, client):
+        assert (await post(client, body("go", temperature=1.0), "/t/new/v1/chat/completions"))[0] == 200
+    assert [call["sampling"] for _, call in sampler.calls] == [Sampling(0.1, 0.95, 20)]
+
+
+async def test_a_gateway_bounds_an_answer_whatever_its_client_asks_for():
+    sampler = StubSampler()
+    async with open_gateway(sampler, context=120, max_answer_tokens=50) as (_, client):
+        for asked in ({}, {"max_tokens": 999}, {"max_tokens": 7}):
+            assert (await post(client, body("go", **asked)))[0] == 200
+        assert (await post(client, body("x" * 60)))[0] == 200
+        assert (await post(client, body("x" * 60, max_tokens=999)))[0] == 400, "fifty do not fit beside the prompt"
+    *first, last = sampler.calls
+    assert [call["max_new_tokens"] for _, call in first] == [50, 50, 7]
+    assert last[1]["max_new_tokens"] == 120 - len(last[0]) < 50, "what is left of the context"
+
+
 async def test_a_sampler_that_fails_is_a_server_error_that_a_client_may_retry():
     sampler = StubSampler(finish_reason="abort")
     async with open_gateway(sampler) as (gateway, client):

@@ -41,12 +41,14 @@ def test_every_problem_is_listed_at_once_with_its_place(task_folder: Path) -> No
     (task_folder / "instruction.md").write_bytes(b"caf\xe9")
     (task_folder / "task.toml").write_text(
         'version = "2.0"\nmetadata = 3\n[agent]\ntimeout_sec = "long"\n[verifier]\ntimeout_sec = -1\nenv = {A = 1}\n'
+        'environment_mode = "separate"\n'
         '[environment]\nos = "windows"\nmemory = "much"\ncpus = true\n[[steps]]\nname = "a"\n'
     )
     assert problems(task_folder) == (
         "instruction.md: not UTF-8 (byte 3)",
         "task.toml: schema_version: '2.0' is not supported (1.0 to 1.4)",
         "task.toml: steps: multi-step tasks are not supported",
+        "task.toml: verifier.environment_mode: a verifier in a container of its own is not supported",
         "task.toml: environment.os: 'windows' is not supported (linux)",
         "task.toml: agent.timeout_sec: must be a number of seconds, is 'long'",
         "task.toml: verifier.timeout_sec: must be positive, is -1",

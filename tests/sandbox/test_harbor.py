@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +18,6 @@ from tests.sandbox.small_root import NAME, small_base
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200), needs_root]
 REPOSITORY = Path(__file__).parents[2]
-NEEDED = ("docker", "pyte", "wcwidth")
-"""What our sandboxes import and Harbor does not bring; docker for an engine only."""
 FILES = {
     "task.toml": 'version = "1.0"\n[agent]\ntimeout_sec = 60.0\n[verifier]\ntimeout_sec = 60.0\n'
     '[environment]\ncpus = 1\nmemory = "256M"\nstorage = "256M"\n',
@@ -33,29 +30,6 @@ FILES = {
 
 
 STEPS = "WORKDIR /app\nCOPY poem.txt .\nRUN wc -l < poem.txt > /usr/bin/lines\n"
-
-
-def beside(harbor: Path) -> Path:
-    """A folder with what Harbor's Python lacks, in the versions that we pin; made once."""
-    folder = REPOSITORY / "var" / "beside-harbor"
-    pins = re.findall(rf"^(?:{'|'.join(NEEDED)})==\S+", (REPOSITORY / "constraints.txt").read_text(), re.MULTILINE)
-    assert len(pins) == len(NEEDED)
-    if not all((folder / name).is_dir() for name in NEEDED):
-        argv = [
-            str(harbor / "bin" / "python"),
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--no-deps",
-            "--target",
-            str(folder),
-            *pins,
-        ]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            pytest.skip(f"{pins} cannot be installed here: {done.stderr[-300:]}")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +69,7 @@ def test_harbor_gives_the_known_reward_in_our_boxes_by_import_path(
     ]  # fmt: skip
     environment = {
         **os.environ,
-        "PYTHONPATH": f"{REPOSITORY}:{beside(harbor)}",
+        "PYTHONPATH": str(REPOSITORY),
         "PYTHONDONTWRITEBYTECODE": "1",
         "HARBOR_TELEMETRY": "0",
     }

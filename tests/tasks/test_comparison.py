@@ -48,6 +48,9 @@ def test_the_night_before_is_the_latest_of_another_day(tmp_path: Path) -> None:
     assert comparison.night_before(store, keys["2026-11-29-best"]) == keys["2026-11-27-leg-2"]
     assert comparison.night_before(store, keys["2026-11-03-leg-1"]) is None
     assert comparison.night_before(store, keys["leg-3"]) is None, "a campaign's own evaluations are no nights"
+    suite = put(store, tmp_path, "tb/2026-11-29-leg-9", True)
+    assert comparison.night_before(store, keys["2026-11-30-leg-3"]) == keys["2026-11-29-best"], "of the same suite"
+    assert comparison.night_before(store, suite) is None
 
 
 def test_a_worse_checkpoint_is_told_with_an_event_and_a_better_one_without(
@@ -61,8 +64,12 @@ def test_a_worse_checkpoint_is_told_with_an_event_and_a_better_one_without(
     for night in (first, second, third):
         comparison.compare_with_last_night(store, None, "Mini-s1", "held", night, 1_007)
 
-    assert [key for key, _ in told["artifact"]] == ["mini-s1-nightly-comparison"] * 2, "the first has nothing before it"
-    assert told["artifact"][0][1].startswith("# 2026-11-29-leg-2 beside 2026-11-28-leg-1\n\n**worse**: 100.0% → 45.0%")
+    assert [key for key, _ in told["artifact"]] == ["mini-s1-held-nightly-comparison"] * 2, (
+        "the first has nothing before it"
+    )
+    assert told["artifact"][0][1].startswith(
+        "# 2026-11-29-leg-2 beside 2026-11-28-leg-1 on held\n\n**worse**: 100.0% → 45.0%"
+    )
     assert [step for step, _ in told["series"]] == [1_007, 1_007]
     assert told["series"][0][1]["eval/held/vs_previous/regressed"] == 11
     [(name, event)] = told["event"]

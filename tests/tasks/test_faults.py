@@ -30,7 +30,8 @@ def test_the_evaluation_of_a_leg_stands_at_its_own_index_once_though_the_process
     def driven(_: object, stage: str, index: int, inputs: dict[str, Any]) -> Driven:
         parent = opened[-1].campaign("m-s1", {}, {})
         names = ("n", "pass_rate", "stderr", "assertions_passed", "turns_mean", "mean_reward", "infra_rate")
-        result = {"label": inputs["label"], "suite": "leg", "checkpoint": inputs["checkpoint"]}
+        result = {"label": inputs["label"], "checkpoint": inputs["checkpoint"], "score": {}}
+        result |= {"suite": "heldout", "harness": "native", "profile": "miniature", "series": "s"}
         result |= dict.fromkeys(names, index / 10) | {"metrics": {"eval/pass_rate": index / 10}}
         return Driven(result, opened[-1].stage(parent, stage, {}), parent, store)
 

@@ -1,0 +1,170 @@
+"""A real Harbor's Terminus-2 behind our gateway, beside our own runner: `make nightly`.
+
+Both are driven by the same script, which answers by what the prompt says: which task, and the how manieth answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from components.config import CampaignConfig, SuiteConfig, load
+from components.errors import StopReason
+from components.evaluation import Suite, load_suite, sampling_of, under_profile
+from components.evaluation.harbor import MODEL, job_config, run_job
+from components.gateway import ChatTemplate, Gateway, Routes, SamplerPolicy, Trajectory, chatml, serving
+from components.gateway.template import END
+from components.harness import run_trial
+from components.jobs.harbor import trials_of
+from components.records import Trial
+from components.sampler import Generation
+from components.sandbox import open_backend
+from tests.evaluation.parts import write_task
+from tests.harness.harbor_installed import installed
+from tests.harness.parts import SPECIALS, ByteTokenizer, answer
+from tests.sandbox.conftest import needs_root
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900), needs_root]
+CONFIG = Path(__file__).parents[2] / "configs" / "miniature.yaml"
+LIMITS = (
+    "evaluation.harness=harbor",
+    "harness.max_turns=5",
+    "harness.prompt_style=longshell",
+    "harness.new_output=history",
+    "harness.observation_bytes=10000",
+    "harness.confirm_completion=true",
+    "harness.max_context_tokens=60000",
+    "harness.max_turn_tokens=4000",
+    "harness.max_parse_failures=60",
+    "sampler.context_tokens=60000",
+    "model.max_position_embeddings=60000",
+    "trainer.micro_batch_tokens=60000",
+    "sandbox.memory_mb=512",
+)
+EXACT = '#!/bin/bash\n[ "$(cat /app/out)" = done ] && echo 1 || echo 0\n'
+HALF = "#!/bin/bash\n[ -e /app/out ] && echo 0.5 > /logs/verifier/reward.txt\n"
+WRITE, WRONG, DONE = answer("echo done > out"), answer("echo nearly > out"), answer(done=True)
+SCRIPTS: dict[str, tuple[str, list[str], str]] = {
+    "solved": (EXACT, [WRITE, DONE, DONE], "passed"),
+    "in-two-steps": (EXACT, [answer("echo nearly > out"), WRITE, DONE, DONE], "passed"),
+    "wrong": (EXACT, [WRONG, DONE, DONE], "failed"),
+    "idle": (EXACT, [DONE, DONE], "failed"),
+    "never-done": (EXACT, [WRITE, *[answer("ls")] * 9], "passed"),
+    "unreadable": (EXACT, ["I will think about it."] * 9, "failed"),
+    "half": (HALF, [WRITE, DONE, DONE], "half"),
+    "no-verdict": ("#!/bin/bash\ntrue\n", [WRITE, DONE, DONE], "verifier_bootstrap"),
+    "offline": (
+        "#!/bin/bash\necho 'curl: (6) Could not resolve host: x'\necho 0 > /logs/verifier/reward.txt\n",
+        [WRITE, DONE, DONE],
+        "verifier_bootstrap",
+    ),
+}
+"""By task: its verifier, what the model says, and what must come of it."""
+
+
+class Scripted:
+    """A sampler that answers by the prompt alone, whoever asks."""
+
+    async def healthy(self) -> bool:
+        return True
+
+    async def generate(self, prompt_ids: Sequence[int], *, max_new_tokens: int, **_: Any) -> Generation:
+        text = ByteTokenizer().decode(prompt_ids)
+        named = re.search(r"Task ([a-z-]+):", text)
+        assert named is not None, text[:2_000]
+        says, turn = SCRIPTS[named[1]][1], text.count("<|im_start|>assistant") - 1
+        ids = [*ByteTokenizer().encode(says[min(turn, len(says) - 1)]), SPECIALS[END]][:max_new_tokens]
+        drawn = np.asarray(ids, np.int32)
+        return Generation(drawn, np.full(len(ids), -0.5, np.float32), None, 0, "stop", 0, 0)
+
+
+def template() -> ChatTemplate:
+    return ChatTemplate(ByteTokenizer(), chatml("\n"))
+
+
+@pytest.fixture(scope="module")
+def config() -> CampaignConfig:
+    return under_profile(load(CONFIG, LIMITS))
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory, config: CampaignConfig) -> Suite:
+    folder = tmp_path_factory.mktemp("suite")
+    for name, (test, _, _) in SCRIPTS.items():
+        write_task(folder / name, test=test, instruction=f"Task {name}: write done into /app/out.\n")
+    return load_suite(SuiteConfig(name="scripted", path=str(folder)), config.sandbox)
+
+
+def verdict(trial: Trial) -> str:
+    if trial.fault is not None:
+        return trial.fault.cause.value
+    assert trial.report is not None
+    if trial.report.number not in (None, 0, 1):
+        return "half" if trial.report.number == 0.5 else str(trial.report.number)
+    return "passed" if trial.report.outcome else "failed"
+
+
+async def by_us(config: CampaignConfig, suite: Suite, state: Path) -> list[Trial]:
+    sampling = sampling_of(config.evaluation)
+    backend = await open_backend(config.sandbox, state)
+
+    async def one(task: Any) -> Trial:
+        name = task.path.name
+        stops = template().stop_token_ids
+        policy = SamplerPolicy(Scripted(), stop_token_ids=stops, session_id=name, capture=False)
+        return await run_trial(
+            task,
+            trial_id=name,
+            backend=backend,
+            trajectory=Trajectory(policy, template(), sampling=sampling),
+            config=config.harness,
+            sandbox=config.sandbox,
+            agent_timeout_s=config.rollout.agent_timeout_s,
+            verifier_timeout_s=config.rollout.verifier_timeout_s,
+        )
+
+    try:
+        return await asyncio.gather(*(one(task) for task in suite.tasks))
+    finally:
+        await backend.close()
+
+
+async def by_harbor(config: CampaignConfig, suite: Suite, folder: Path) -> list[Trial]:
+    places = [task.path for task in suite.tasks]
+    asked = job_config(config, places, name="scripted", jobs=folder / "jobs", state=folder / "state")
+    gateway = Gateway(
+        Scripted(),
+        template(),
+        model=MODEL,
+        context_tokens=config.harness.max_context_tokens,
+        capture=False,
+        overrule=True,
+        open_unknown=True,
+        sampling=sampling_of(config.evaluation),
+        max_answer_tokens=config.harness.max_turn_tokens,
+    )
+    async with serving(Routes(gateway)) as url:
+        found = await run_job(installed(), asked, url=url, log=folder / "harbor.log", tell=print)
+    return trials_of(found, suite, config, "scripted")
+
+
+async def test_harbor_and_our_runner_agree_on_every_verdict(
+    config: CampaignConfig, suite: Suite, tmp_path: Path
+) -> None:
+    ours = await by_us(config, suite, tmp_path / "ours")
+    theirs = await by_harbor(config, suite, tmp_path / "theirs")
+    names = [task.path.name for task in suite.tasks]
+    expected = {name: SCRIPTS[name][2] for name in names}
+    assert dict(zip(names, map(verdict, ours), strict=True)) == expected
+    assert dict(zip(names, map(verdict, theirs), strict=True)) == expected, (tmp_path / "theirs/harbor.log").read_text()
+    ends = {name: (one.stop, other.stop) for name, one, other in zip(names, ours, theirs, strict=True)}
+    assert ends["solved"] == (StopReason.COMPLETED, StopReason.COMPLETED)
+    assert ends["never-done"] == (StopReason.TURN_LIMIT, StopReason.TURN_LIMIT)
+    turns = {name: (len(one.turns), other.facts["turns"]) for name, one, other in zip(names, ours, theirs, strict=True)}
+    assert {name for name, (one, other) in turns.items() if one != other} == set(), turns

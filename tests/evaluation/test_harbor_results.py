@@ -1,0 +1,133 @@
+"""What Harbor leaves, of several of its versions, as our trials."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from components.errors import FaultCause, StopReason
+from components.evaluation import aggregate
+from components.evaluation.harbor import missing, read_job
+from components.records import AssertionOutcome, TaskRef, Trial
+from tests.evaluation.harbor_files import answer, error, minute, result, write
+
+REF = TaskRef("suite", "count-lines", "d", "text", difficulty="easy")
+DONE = "mark_task_complete"
+
+
+def trial(job: Path, **limits: int) -> Trial:
+    (found,) = read_job(job)
+    return found.trial("t1", REF, max_turns=limits.get("max_turns", 60), verifier_timeout_s=900)
+
+
+@pytest.mark.parametrize("version", ["0.7.0", "0.25.0", "0.26.0"])
+def test_a_resolved_trial_of_every_version_is_one_of_ours(tmp_path: Path, version: str) -> None:
+    steps = [{"source": "user", "message": "task"}, answer("bash_command"), answer(DONE), answer(), answer(DONE)]
+    write(tmp_path / "count-lines__abc1234", result(version), steps, test__stdout_txt="ok")
+    (found,) = read_job(tmp_path)
+    assert (found.task, found.agent) == ("count-lines", "terminus-2 2.0.0")
+    ours = found.trial("t1", REF, max_turns=60, verifier_timeout_s=900)
+    assert (ours.stop, ours.fault) == (StopReason.COMPLETED, None)
+    assert ours.report is not None
+    assert (ours.report.outcome, ours.report.number, ours.report.source) == (True, 1.0, "harbor: reward.json")
+    assert ours.timings_s == {"start": 60, "agent_setup": 60, "agent": 300, "verify": 120}
+    assert ours.facts["harness"] == "harbor terminus-2 2.0.0"
+    score = aggregate([ours])
+    assert (score.resolved, score.turns_mean, score.sampled_tokens_mean, score.prompt_tokens_mean) == (1.0, 4, 70, 900)
+
+
+def test_assertions_beside_harbors_reward_are_read(tmp_path: Path) -> None:
+    tests = [{"name": "test_a", "status": "passed"}, {"name": "test_b", "status": "failed"}]
+    ctrf = {"results": {"summary": {"tests": 2, "passed": 1, "failed": 1}, "tests": tests}}
+    document = result("0.25.0", verifier_result={"rewards": {"reward": 0.0}})
+    write(tmp_path / "a", document, ctrf_json=json.dumps(ctrf))
+    report = trial(tmp_path).report
+    assert report is not None
+    assert report.outcome is False
+    assert sorted(report.assertions.values()) == [AssertionOutcome.FAILED, AssertionOutcome.PASSED]
+
+
+@pytest.mark.parametrize(
+    ("exception", "rewards", "expected"),
+    [
+        ("AgentTimeoutError", {"reward": 1.0}, (StopReason.AGENT_TIMEOUT, True)),
+        ("AgentTimeoutError", {"reward": 0.0}, (StopReason.AGENT_TIMEOUT, False)),
+        ("AgentTimeoutError", None, FaultCause.VERIFIER_BOOTSTRAP),
+        ("ContextLengthExceededError", {"reward": 0.0}, (StopReason.TOKEN_LIMIT, False)),
+        ("VerifierTimeoutError", None, FaultCause.VERIFIER_TIMEOUT),
+        ("RewardFileNotFoundError", None, FaultCause.VERIFIER_BOOTSTRAP),
+        ("APIConnectionError", {"reward": 0.0}, FaultCause.SAMPLER),
+        ("SandboxBuildFailedError", None, FaultCause.IMAGE),
+        ("EnvironmentStartTimeoutError", None, FaultCause.SANDBOX),
+        ("AttributeError", {"reward": 0.0}, FaultCause.SANDBOX),
+        ("CancelledError", None, FaultCause.SANDBOX),
+        (None, {"reward": float("nan")}, FaultCause.VERIFIER_BOOTSTRAP),
+        (None, {"speed": 0.5, "size": 0.5}, FaultCause.VERIFIER_BOOTSTRAP),
+        (None, None, FaultCause.VERIFIER_BOOTSTRAP),
+    ],
+)
+def test_every_end_is_the_policys_or_the_infrastructures_and_a_fault_outweighs_a_reward(
+    tmp_path: Path, exception: str | None, rewards: dict[str, float] | None, expected: object
+) -> None:
+    told = None if exception is None else error(exception)
+    verdict = None if rewards is None else {"rewards": rewards}
+    write(tmp_path / "a", result("0.25.0", exception_info=told, verifier_result=verdict))
+    ours = trial(tmp_path)
+    if isinstance(expected, FaultCause):
+        assert ours.fault is not None
+        assert (ours.fault.cause, ours.report) == (expected, None)
+    else:
+        assert ours.report is not None
+        assert (ours.stop, ours.report.outcome) == expected
+    if exception == "AttributeError":
+        assert "AttributeError: said" in str(ours.fault)
+
+
+def test_a_zero_beside_a_failed_set_up_of_the_verifier_is_a_fault_as_everywhere(tmp_path: Path) -> None:
+    # Of 3,560 public trials 236 were scored 0 because curl, apt or uv failed inside test.sh.
+    document = result("0.25.0", verifier_result={"rewards": {"reward": 0.0}})
+    write(tmp_path / "a", document, test__stdout_txt="curl: (6) Could not resolve host: astral.sh\n")
+    fault = trial(tmp_path).fault
+    assert fault is not None
+    assert fault.cause is FaultCause.VERIFIER_BOOTSTRAP
+
+
+@pytest.mark.parametrize(
+    ("steps", "turns", "stop"),
+    [
+        ([answer(DONE), answer(DONE)], 60, StopReason.COMPLETED),
+        ([answer(DONE), answer("bash_command"), answer(DONE)], 60, StopReason.TURN_LIMIT),
+        ([answer("bash_command"), answer("bash_command")], 60, StopReason.TURN_LIMIT),
+        ([answer("bash_command"), answer(DONE)], 9, StopReason.GAVE_UP),
+        (None, 9, StopReason.COMPLETED),
+    ],
+    ids=["claimed twice", "taken back", "out of turns", "left its shell", "no trajectory to tell"],
+)
+def test_an_end_without_an_error_is_told_by_the_trajectory(
+    tmp_path: Path, steps: list[dict] | None, turns: int, stop: StopReason
+) -> None:
+    document = result("0.25.0")
+    document["agent_result"]["metadata"]["n_episodes"] = turns
+    write(tmp_path / "a", document, steps)
+    assert trial(tmp_path).stop is stop
+
+
+def test_what_is_unfinished_damaged_or_uncounted_is_absent(tmp_path: Path) -> None:
+    write(tmp_path / "unfinished", result("0.25.0", finished_at=None))
+    (tmp_path / "no-result").mkdir()
+    write(tmp_path / "torn", {}).joinpath("result.json").write_text('{"finished_at": "20')
+    (tmp_path / "result.json").write_text("{}")
+    write(tmp_path / "oracle", result("0.25.0", agent_result=None, agent_info={"name": "oracle"}))
+    ours = trial(tmp_path)
+    assert (ours.facts["turns"], ours.facts["sampled_tokens"], ours.facts["harness"]) == (None, None, "harbor oracle")
+    score = aggregate([ours, missing("t2", REF)])
+    assert (score.turns_mean, score.faults, score.denominators["all"].resolved) == (None, 1, 0.5)
+    assert read_job(tmp_path / "nowhere") == []
+
+
+def test_attempts_are_in_the_order_in_which_they_began(tmp_path: Path) -> None:
+    for name, began in (("a__2", 5), ("a__1", 6), ("a__3", 4)):
+        write(tmp_path / name, result("0.25.0", trial_name=name, started_at=minute(began)))
+    assert [found.name for found in read_job(tmp_path)] == ["a__3", "a__2", "a__1"]
