@@ -1,16 +1,7 @@
 """Configuration: frozen, validated whole before anything starts, dumped as JSON into every job's spec."""
 
 from components.config.campaign import CampaignConfig, RlConfig
-from components.config.evaluation import (
-    BENCHMARKS,
-    HELDOUT,
-    PROFILES,
-    EvaluationConfig,
-    HarborConfig,
-    Profile,
-    SuiteConfig,
-    Walls,
-)
+from components.config.evaluation import BENCHMARKS, HELDOUT, EvaluationConfig, HarborConfig, SuiteConfig
 from components.config.layout import KernelsConfig, LayoutConfig, layout_problems
 from components.config.load import digest, load, validate
 from components.config.model import HybridConfig, ModelConfig
@@ -30,7 +21,6 @@ from components.config.world import DemonstrationConfig, HabitConfig, ImportConf
 __all__ = [
     "BENCHMARKS",
     "HELDOUT",
-    "PROFILES",
     "CampaignConfig",
     "CheckpointsConfig",
     "ClippedValueConfig",
@@ -54,7 +44,6 @@ __all__ = [
     "PoolConfig",
     "PpoConfig",
     "ProbeConfig",
-    "Profile",
     "PublishConfig",
     "RewardConfig",
     "RlConfig",
@@ -65,7 +54,6 @@ __all__ = [
     "SuiteConfig",
     "SupervisedConfig",
     "TrainerConfig",
-    "Walls",
     "digest",
     "layout_problems",
     "load",
