@@ -146,6 +146,9 @@ class SandboxConfig(Section):
     """Folder with root file systems for FROM (`make image` fills it) and with what was built over them. None: whatever
     FROM names, the box gets the host's own userland."""
 
+    built_mb: int = Field(50_000, ge=0)
+    """Disk for what is built for tasks: layers in `images`, images of an engine. Beyond it the longest unused goes, but
+    nothing that a box uses, that was asked for within ten minutes, or that a snapshot needs."""
     min_free_mb: int = Field(512, ge=0)
     """No box is started while the disk of a job's state has less than this free; it goes on when there is room."""
     starts_per_s: float = Field(200.0, gt=0)

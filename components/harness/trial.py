@@ -1,8 +1,8 @@
 """One trial: a box, an agent in it, a verdict on what it left.
 
 Invariants: a trial ends with a verdict or with a fault, never both; what the agent caused is a StopReason and is
-graded; what the infrastructure caused is a fault and has no reward. The box is gone when `run_trial` returns, raises or
-is cancelled.
+graded; what the infrastructure caused is a fault and has no reward, and so has a trial whose record cannot be right.
+The box is gone when `run_trial` returns, raises or is cancelled.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from components.config import HarnessConfig, SandboxConfig
-from components.errors import InfraFault, StopReason
+from components.errors import DriftError, InfraFault, RecordError, StopReason, StoreError
 from components.gateway import ChatTemplate, Trajectory, chatml
 from components.harness.cleanup import dismiss, uninterrupted
 from components.harness.environment import TrialTask
@@ -21,7 +21,7 @@ from components.harness.loop import AgentLoop, Clock, Progress
 from components.harness.prompt import OwnWording, Wording
 from components.harness.running_time import RunningTime
 from components.harness.verification import verify_result
-from components.outcomes import AgentStands, stop_of
+from components.outcomes import AgentStands, Raised, fault_of, stop_of
 from components.records import Trial, VerifierReport
 from components.sandbox import Sandbox, SandboxBackend
 from components.tito import Tokenizer
@@ -86,7 +86,9 @@ async def run_trial(
                 stuck = await dismiss(box)
             if stuck is not None:
                 run.facts["stop_fault"] = str(stuck)
-    except InfraFault as fault:
+    except (InfraFault, StoreError, RecordError, DriftError) as error:
+        if (fault := fault_of(Raised(error))) is None:
+            raise
         return run.ended(trial_id, None, fault)
     return run.ended(trial_id, report, None)
 

@@ -31,7 +31,7 @@ from components.sandbox.channel import Channel, outlast
 from components.sandbox.contract import SandboxBackend, SandboxSpec
 from components.sandbox.image import steps_digest
 from components.sandbox.proxy import BoxProxy
-from components.sandbox.store import ImageStore, Stack
+from components.sandbox.store import BASE, SAVED, ImageStore, Stack
 from components.sandbox.zygote import cgroups, wire
 
 log = logging.getLogger(__name__)
@@ -57,8 +57,6 @@ ADVICE = (
     "no isolation at all."
 )
 KEY_CHARS = 32
-BASE = "base-"
-"""How layers are called that hold what was a base in memory."""
 LAUNCHER = "import sys; sys.path.append(sys.argv[1]); from zygote.main import main; main(int(sys.argv[2]))"
 
 
@@ -88,6 +86,7 @@ class ZygoteBackend:
         state_dir: Path,
         lease: str,
         images: Path | None = None,
+        built_mb: int | None = None,
         admission: Admission | None = None,
     ) -> None:
         self.isolation = isolation
@@ -101,7 +100,8 @@ class ZygoteBackend:
         self._count = 0
         self._hierarchies: cgroups.Hierarchies | None = None
         self._has_images = images is not None
-        self._store = ImageStore(state_dir / "images" if images is None else images)
+        most_bytes = None if built_mb is None else built_mb << 20
+        self._store = ImageStore(state_dir / "images" if images is None else images, most_bytes)
         self._builds: dict[str, asyncio.Task[Stack]] = {}
         self._admission = admission
         self._heartbeat: leases.Heartbeat | None = None
@@ -113,6 +113,7 @@ class ZygoteBackend:
         state_dir: Path,
         *,
         images: Path | None = None,
+        built_mb: int | None = None,
         admission: Admission | None = None,
         idmap: bool = True,
         become_uid: int | None = None,
@@ -122,11 +123,12 @@ class ZygoteBackend:
         Args:
             images: the folder that FROM is looked up in, and that builds and snapshots are kept in. Without, FROM is
                 the host's userland, and snapshots are kept in `state_dir`.
+            built_mb: what is built may take, see `SandboxConfig.built_mb`; None for whatever there is.
             admission: asked before every creation of a box.
             become_uid: drops root first (for tests of that path).
         """
         owner = leases.current_owner()
-        backend = cls(isolation, state_dir, leases.new_lease(owner), images, admission)
+        backend = cls(isolation, state_dir, leases.new_lease(owner), images, built_mb, admission)
         lease = leases.record(state_dir / "leases", backend.lease, owner)
         backend._heartbeat = leases.Heartbeat(lease, state_dir / "boxes")
         backend._heartbeat.start()
@@ -140,8 +142,8 @@ class ZygoteBackend:
     async def _open(self, idmap: bool, become_uid: int | None) -> None:
         staging = self._state_dir / "boxes" / self.lease
         staging.mkdir(parents=True, mode=0o755)
-        if become_uid is not None:
-            os.chown(staging, become_uid, become_uid)
+        for place in (staging, *self._store.private) if become_uid is not None else ():
+            os.chown(place, become_uid or 0, become_uid or 0)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = start_zygote(theirs, self._state_dir / "zygote.log")
         theirs.close()
@@ -174,7 +176,12 @@ class ZygoteBackend:
         life = self._lives.pop(str(body.get("gone")), None)
         if life is None:
             return
-        life.channel.close(f"box {life.name} ended: {body.get('error', 'exit ' + str(body.get('exit')))}")
+        self._gone(life, f"box {life.name} ended: {body.get('error', 'exit ' + str(body.get('exit')))}")
+
+    def _gone(self, life: Life, reason: str) -> None:
+        """A box that is no more: whoever waits for it, or for its end, waits no longer."""
+        life.channel.close(reason)
+        self._store.release(life.stack)
         if not life.gone.done():
             life.gone.set_result(None)
 
@@ -186,12 +193,9 @@ class ZygoteBackend:
         return self._channel
 
     def _lose_all(self, reason: str) -> None:
-        """No box outlives its zygote: whoever waits for one, or for its end, waits no longer."""
-        for life in self._lives.values():
-            life.channel.close(reason)
-            if not life.gone.done():
-                life.gone.set_result(None)
-        self._lives.clear()
+        """No box outlives its zygote."""
+        while self._lives:
+            self._gone(self._lives.popitem()[1], reason)
 
     def oom_kills(self, name: str) -> int:
         """Processes of a box killed for memory so far; 0 where no control group tells."""
@@ -249,14 +253,12 @@ class ZygoteBackend:
         env = sorted(below.base.env.items())
         start = repr((below.base.key, env, below.layers, spec.workdir, spec.build_network, spec.hosts))
         key = steps_digest(spec.steps(), start)[:KEY_CHARS]
-        if key not in self._builds:
-            self._builds[key] = asyncio.create_task(self._build(key, spec, below))
-        build = self._builds[key]
-        try:
-            return await asyncio.shield(build)
-        finally:
-            if build.done() and (build.cancelled() or build.exception() is not None):
-                self._builds.pop(key, None)  # who asks next tries again
+        build = self._builds.get(key)
+        if build is None:
+            build = self._builds[key] = asyncio.create_task(self._build(key, spec, below))
+            build.add_done_callback(lambda _: self._builds.pop(key, None))  # it may be collected: who asks next looks
+            build.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(build)
 
     async def _build(self, key: str, spec: SandboxSpec, below: Stack) -> Stack:
         async with self._store.making(key):
@@ -268,9 +270,21 @@ class ZygoteBackend:
             try:
                 await furnish(life, maker)
                 await life.channel.request({"op": "end"}, timeout_s=END_S)
-                return await self._save(life, key, below)
+                built = await self._save(life, key, below)
             finally:
                 await asyncio.shield(self.end(life))
+        await self.collect()
+        return built
+
+    async def collect(self) -> None:
+        """Remove layers that nobody has used for long, where built ones take more than they may."""
+        try:
+            removed = await asyncio.to_thread(self._store.collect)
+        except OSError as error:  # what was not removed is tried again after the next build
+            log.warning("layers of %s were not collected: %s", self._store.folder, error)
+            return
+        if removed:
+            log.info("removed %d layer(s) of %s, the longest unused", len(removed), self._store.folder)
 
     async def save_snapshot(self, life: Life, base: str | None) -> str:
         """Save the files of a box whose programs have ended, and of the base that it is laid over, if any."""
@@ -281,7 +295,7 @@ class ZygoteBackend:
                 # Held until something lies over it: `forget` would remove it.
                 await held.enter_async_context(self._store.making(key))
                 below = self._store.layer(key) or await self._save(self._lives[base], key, below)
-            key = f"snapshot-{secrets.token_hex(KEY_CHARS // 2)}"
+            key = f"{SAVED}{secrets.token_hex(KEY_CHARS // 2)}"
             await held.enter_async_context(self._store.making(key))
             await self._save(life, key, below)
         return key
@@ -351,16 +365,24 @@ class ZygoteBackend:
 
     async def launch(self, spec: SandboxSpec, stack: Stack, *, system: str | None, over: str | None) -> Life:
         """Start a bare box; its start is known to the zygote before this returns or raises."""
-        if self._admission is not None:
-            await self._admission.enter()
-        zygote = self._zygote()
+        try:
+            self._store.hold(stack)
+        except LookupError as error:
+            raise InfraFault(FaultCause.SANDBOX, str(error)) from error
+        try:
+            if self._admission is not None:
+                await self._admission.enter()
+            zygote = self._zygote()
+        except BaseException:
+            self._store.release(stack)
+            raise
         self._count += 1
         name = f"box{self._count}"
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         loop = asyncio.get_running_loop()
         life = Life(name, Channel(ours, f"box {name}"), loop.create_future(), stack)
         ready = life.channel.expect(0)
-        self._lives[name] = life
+        self._lives[name] = life  # which holds its layers from here on
         body = {
             "op": "start",
             "box": name,
@@ -455,12 +477,19 @@ def start_zygote(control: socket.socket, log_path: Path) -> subprocess.Popen[byt
         )
 
 
-async def _open_and_try(isolation: str, state_dir: Path, images: Path | None, admission: Admission) -> ZygoteBackend:
+async def _open_and_try(isolation: str, state_dir: Path, config: SandboxConfig, admission: Admission) -> ZygoteBackend:
     """A backend in which a box has really started."""
     if isolation == "namespace/root" and os.geteuid() != 0:
         raise InfraFault(FaultCause.SANDBOX, f"{isolation}: needs root, this is uid {os.geteuid()}")
-    backend = await ZygoteBackend.open(isolation, state_dir, images=images, admission=admission)
+    backend = await ZygoteBackend.open(
+        isolation,
+        state_dir,
+        images=None if config.images is None else Path(config.images),
+        built_mb=config.built_mb,
+        admission=admission,
+    )
     try:
+        await backend.collect()
         box = await backend.start(SandboxSpec(memory_mb=64, disk_mb=8))
         result = await box.exec(["true"], timeout_s=10)
         await box.stop()
@@ -491,9 +520,9 @@ async def open_backend(config: SandboxConfig, state_dir: Path) -> SandboxBackend
     state_dir.mkdir(parents=True, exist_ok=True)
     if config.backend == "docker":
         return await _open_docker(config, state_dir)
-    images = None if config.images is None else Path(config.images)
+    images = state_dir / "images" if config.images is None else Path(config.images)
     await asyncio.to_thread(leases.sweep, state_dir / "leases", state_dir / "boxes")
-    await asyncio.to_thread(ImageStore(images or state_dir / "images").sweep)
+    await asyncio.to_thread(ImageStore(images).sweep)
     admission = Admission(state_dir, min_free_mb=config.min_free_mb, starts_per_s=config.starts_per_s)
     choices = ISOLATIONS[config.backend]
     if config.backend == "auto" and config.allow_unisolated:
@@ -501,7 +530,7 @@ async def open_backend(config: SandboxConfig, state_dir: Path) -> SandboxBackend
     refusals: list[str] = []
     for isolation in choices:
         try:
-            backend = await _open_and_try(isolation, state_dir, images, admission)
+            backend = await _open_and_try(isolation, state_dir, config, admission)
         except InfraFault as fault:
             refusals.append(fault.detail)
             continue

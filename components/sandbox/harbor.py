@@ -11,10 +11,9 @@ policy (`public` is every host that the proxy allows for `*`). Only `--ek networ
 from __future__ import annotations
 
 import asyncio
-import io
+import logging
 import os
 import shlex
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,9 @@ from harbor.models.task.config import NetworkMode
 from components.config import SandboxConfig
 from components.sandbox import FileEntry, ImageSpec, Sandbox, SandboxBackend, SandboxSpec, open_backend
 from components.sandbox.image import read_dockerfile
+from components.sandbox.unpack import unpack
+
+log = logging.getLogger(__name__)
 
 FOLDERS = ("/logs/agent", "/logs/verifier", "/logs/artifacts", "/tests", "/solution")
 NO_TIMEOUT_S = 86_400
@@ -162,7 +164,7 @@ class LongshellEnvironment(BaseEnvironment):  # type: ignore[misc]
         await asyncio.to_thread(target.write_bytes, content)
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """By an archive, of which links and devices that lead out of the folder are refused."""
+        """By an archive. What of it would lead out of the folder, a link above all, is left out, and told."""
         folder = shlex.quote(str(source_dir))
         packed = await self._started.exec(
             ["bash", "-c", f"tar -C {folder} -cf - . "],
@@ -175,12 +177,6 @@ class LongshellEnvironment(BaseEnvironment):  # type: ignore[misc]
         if packed.exit_code != 0 or packed.truncated:
             said = (packed.stderr or b"").decode("utf-8", "replace").strip()
             raise RuntimeError(f"cannot download {source_dir}: {said or 'it is too large'}")
-        await asyncio.to_thread(_unpack, packed.output, Path(target_dir))
-
-
-def _unpack(archive: bytes, target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
-        for member in packed:
-            if not member.isdev():
-                packed.extract(member, target, filter="data")
+        left_out = await asyncio.to_thread(unpack, packed.output, Path(target_dir))
+        if left_out:
+            log.warning("not downloaded from %s: %s", source_dir, ", ".join(left_out))

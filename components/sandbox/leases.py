@@ -8,6 +8,7 @@ owner of another pid namespace, which cannot be seen, without a heartbeat for ST
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,6 +31,8 @@ LEASE = re.compile(r"(\d+)-(\d+)-(\d+)-[0-9a-f]{8}")
 HEARTBEAT_S = 15.0
 SWEEP_EVERY = 20
 """Heartbeats between two sweeps of a living backend: what others left does not wait for the next one to open."""
+GONE = (errno.ENOENT, errno.ENODEV)
+"""What is said of a control group that is no more, by its path and by one of its files that was open."""
 STALE_S = 600.0
 """A job that stands still for less is alive: machines are paused, disks are slow."""
 
@@ -166,7 +170,7 @@ def remove_groups(lease: str) -> bool:
     deadline = time.monotonic() + SWEEP_PATIENCE_S
     folders = [Path(group) for group in hierarchies.groups(lease)]
     while True:
-        boxes = [box for folder in folders if folder.is_dir() for box in folder.iterdir() if box.is_dir()]
+        boxes = [box for folder in folders for box in _inner(folder)]
         for box in boxes:
             _kill_members(box)
         busy = cgroups.remove([*map(str, boxes), *map(str, folders)])
@@ -178,11 +182,26 @@ def remove_groups(lease: str) -> bool:
         time.sleep(0.01)
 
 
-def _kill_members(group: Path) -> None:
+@contextlib.contextmanager
+def _unless_gone() -> Iterator[None]:
+    """For a look into a control group, which another sweep may remove at any time."""
     try:
+        yield
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
+
+
+def _inner(group: Path) -> list[Path]:
+    with _unless_gone():
+        return [path for path in group.iterdir() if path.is_dir()]
+    return []
+
+
+def _kill_members(group: Path) -> None:
+    members: list[str] = []
+    with _unless_gone():
         members = (group / "cgroup.procs").read_text().split()
-    except FileNotFoundError:
-        return
     for member in members:
         if member == "0":  # a process of a pid namespace that is not below ours; as a pid it would be our own group
             continue

@@ -1,12 +1,14 @@
 """Root file systems and layers on disk: what FROM names, what was built over it, what was saved of a box.
 
-Layout of the folder: `bases/<key>/` holds `root/`, a whole root file system, and `image.json`, its names and its
-environment; `layers/<key>/` holds `layer.json`, the base and the layers below it, and the folders that an overlay lies
-over those of the base: `usr`, `etc` and others of the system, and `root` for everything else. Owners are those that a
-box sees.
+Layout of the folder, of which only its owner may enter `bases` and `layers`: `bases/<key>/` holds `root/`, a whole
+root file system, and `image.json`, its names and its environment; `layers/<key>/` holds `layer.json`, the base and the
+layers below it, and the folders that an overlay lies over those of the base: `usr`, `etc` and others of the system,
+and `root` for everything else. Owners are those that a box sees, and so are set-uid bits: a user of this machine who
+could enter would run as root what a box has written.
 
-Invariants: what stands under its name is complete (it is renamed there, after a sync); a layer is made by one process
-at a time, under a lock that ends with its maker; what a killed maker left goes with the next `sweep`.
+Invariants: what stands under its name is complete (it is renamed there, after a sync); a layer is made, and removed,
+by one process at a time, under a lock that ends with that process; what a killed one left goes with the next `sweep`.
+A layer that a box is laid over is held, by a lock that ends with the box's process; `collect` removes none that is.
 """
 
 from __future__ import annotations
@@ -34,7 +36,12 @@ LOCK_POLL_S = 0.05
 WORKPLACE = ".making-"
 YOUNG_S = 60.0
 """A workplace that is younger may not have been locked yet."""
+RECENT_S = 600.0
+"""A layer that was asked for so lately is not collected: whoever asked may not have laid a box over it yet."""
+SAVED, BASE = "snapshot-", "base-"
+"""How layers begin that were saved, and those that only these need: they are kept until they are forgotten."""
 COPY_BYTES = 1 << 24
+PRIVATE = 0o700
 KEPT_ATTRIBUTES = ("overlay.opaque", "overlay.redirect")
 
 
@@ -69,13 +76,32 @@ class Stack:
         }
 
 
-class ImageStore:
-    """One folder of images. Several processes may use it at once."""
+@dataclass
+class _Hold:
+    """A shared lock on a layer, and how many boxes of this process lie over it."""
 
-    def __init__(self, folder: Path) -> None:
+    lock: int
+    users: int = 0
+
+
+class ImageStore:
+    """One folder of images. Several processes may use it at once.
+
+    Args:
+        most_bytes: what built layers may take before the longest unused are collected; None for whatever there is.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int | None = None) -> None:
         self.folder = folder
-        for name in ("bases", "layers", "locks"):
-            (folder / name).mkdir(parents=True, exist_ok=True, mode=0o755)
+        self._most_bytes = most_bytes
+        (folder / "locks").mkdir(parents=True, exist_ok=True, mode=0o755)
+        self.private = (folder / "bases", folder / "layers")
+        """What only its owner may enter."""
+        for place in self.private:
+            place.mkdir(exist_ok=True, mode=PRIVATE)
+            if stat.S_IMODE(place.stat().st_mode) != PRIVATE:
+                place.chmod(PRIVATE)
+        self._held: dict[str, _Hold] = {}
 
     def bases(self) -> Iterator[BaseImage]:
         """Every base, in the order of their keys."""
@@ -151,25 +177,80 @@ class ImageStore:
         return named
 
     def layer(self, key: str) -> Stack | None:
-        """The stack whose uppermost layer this is; None when there is no such layer."""
+        """The stack whose uppermost layer this is; None when there is no such layer. It is not collected for a while.
+
+        To be asked while `making` a layer that can be collected.
+        """
         try:
-            document = json.loads((self.folder / "layers" / key / "layer.json").read_text())
+            document = json.loads((self._layer(key) / "layer.json").read_text())
+            os.utime(self._layer(key) / "layer.json")
         except FileNotFoundError:
             return None
         base = document["base"]
         below = None if base is None else _read_base(self.folder / "bases" / base / "image.json")
         return Stack(below, (key, *document["layers"]))
 
+    def _layer(self, key: str) -> Path:
+        return self.folder / "layers" / key
+
+    def hold(self, stack: Stack) -> None:
+        """Keep the layers of a stack until they are released, or this process ends.
+
+        Raises:
+            LookupError: one of them is not there any more; none is held.
+        """
+        for place, key in enumerate(stack.layers):
+            try:
+                self._hold(key)
+            except OSError as error:
+                self.release(replace(stack, layers=stack.layers[:place]))
+                raise LookupError(f"layer {key} of {self.folder} has been removed") from error
+
+    def _hold(self, key: str) -> None:
+        path = self._layer(key) / "layer.json"
+        if key not in self._held:
+            lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # who has it for himself removes it
+                if not _stands_at(lock, path):
+                    raise FileNotFoundError(errno.ENOENT, "removed meanwhile", str(path))
+            except OSError:
+                os.close(lock)
+                raise
+            self._held[key] = _Hold(lock)
+        self._held[key].users += 1
+        os.utime(self._held[key].lock)
+
+    def release(self, stack: Stack) -> None:
+        """One box less that lies over these layers."""
+        for key in stack.layers:
+            held = self._held[key]
+            held.users -= 1
+            if not held.users:
+                os.close(self._held.pop(key).lock)
+
     @asynccontextmanager
     async def making(self, key: str) -> AsyncIterator[None]:
         """Hold the right to make a layer. Whoever gets it second may find that it has been made."""
-        lock = os.open(self.folder / "locks" / key, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        while (lock := self._try_making(key)) is None:
+            await asyncio.sleep(LOCK_POLL_S)
         try:
-            while not _try_lock(lock):
-                await asyncio.sleep(LOCK_POLL_S)
             yield
         finally:
-            os.close(lock)
+            self._made(key, lock)
+
+    def _try_making(self, key: str) -> int | None:
+        """The lock of a key, or None while another has it. Its file goes with it, so what is locked may be gone."""
+        path = self.folder / "locks" / key
+        lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        if _try_lock(lock) and _stands_at(lock, path):
+            return lock
+        os.close(lock)
+        return None
+
+    def _made(self, key: str, lock: int) -> None:
+        (self.folder / "locks" / key).unlink(missing_ok=True)
+        os.close(lock)
 
     def save(self, key: str, below: Stack, folders: Mapping[str, int], *, shift: int | None) -> Stack:
         """Copy the upper folders of a box, given by descriptors, to a layer; to be called while `making` it.
@@ -180,7 +261,7 @@ class ImageStore:
         Raises:
             OSError: the disk is full, above all.
         """
-        place, part = self.folder / "layers" / key, self.folder / "layers" / f".{key}"
+        place, part = self._layer(key), self._layer(f".{key}")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(mode=0o755)
         try:
@@ -190,7 +271,7 @@ class ImageStore:
             for name, descriptor in folders.items():
                 _Copy(shift).folder(descriptor, part / name)
             base = None if below.base is None else below.base.key
-            _write_json(part / "layer.json", {"base": base, "layers": list(below.layers)})
+            _write_json(part / "layer.json", {"base": base, "layers": list(below.layers), "bytes": _room(part)})
             _sync(part)
             part.rename(place)
         except BaseException:
@@ -210,34 +291,98 @@ class ImageStore:
 
     def remove(self, key: str) -> None:
         """Remove a layer, complete or not."""
-        place, part = self.folder / "layers" / key, self.folder / "layers" / f".{key}"
+        place, part = self._layer(key), self._layer(f".{key}")
         try:
             place.rename(part)
         except FileNotFoundError:
             return
         shutil.rmtree(part, ignore_errors=True)
 
+    def collect(self) -> list[str]:
+        """Remove built layers, the longest unused first, until the others fit; gives their keys.
+
+        What a box lies over, in whatever process, what another layer lies over, and what was asked for lately stays.
+        """
+        removed: list[str] = []
+        while self._most_bytes is not None:
+            built, below = self._built()
+            excess = sum(room for _, room in built.values()) - self._most_bytes
+            before = len(removed)
+            for key, (_, room) in sorted(built.items(), key=lambda item: item[1]):
+                if excess > 0 and key not in below and self._collect(key):
+                    removed.append(key)
+                    excess -= room
+            if excess <= 0 or len(removed) == before:  # else there may be some that nothing lies over any more
+                break
+        return removed
+
+    def _built(self) -> tuple[dict[str, tuple[float, int]], set[str]]:
+        """When each built layer was used last, and the room it takes; and the layers that others lie over."""
+        built: dict[str, tuple[float, int]] = {}
+        below: set[str] = set()
+        for path in (self.folder / "layers").glob("[!.]*/layer.json"):
+            key = path.parent.name
+            try:
+                document = json.loads(path.read_text())
+                below |= {*document["layers"]}
+                if not key.startswith((SAVED, BASE)):
+                    room = document["bytes"] if "bytes" in document else _room(path.parent)  # not told of older ones
+                    built[key] = path.stat().st_mtime, room
+            except FileNotFoundError:  # it has been removed meanwhile
+                continue
+        return built, below
+
+    def _collect(self, key: str) -> bool:
+        lock = self._try_making(key)
+        if lock is None:
+            return False
+        try:
+            used = os.open(self._layer(key) / "layer.json", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self._made(key, lock)
+            return False
+        try:
+            recent = time.time() - os.fstat(used).st_mtime < RECENT_S
+            if recent or not _try_lock(used) or self.needs(key):
+                return False
+            self.remove(key)
+            return True
+        finally:
+            os.close(used)
+            self._made(key, lock)
+
     def sweep(self) -> list[str]:
-        """Remove what makers left that were killed; returns the layers' keys, and names of workplaces."""
+        """Remove what makers left that were killed; returns the layers' keys, and names of workplaces.
+
+        Others may sweep at the same time.
+        """
         swept = []
         for part in sorted((self.folder / "layers").glob(".*")):
             key = part.name[1:]
-            lock = os.open(self.folder / "locks" / key, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-            try:
-                if _try_lock(lock):
+            lock = self._try_making(key)
+            if lock is not None:
+                if part.exists():
                     shutil.rmtree(part, ignore_errors=True)
                     swept.append(key)
-            finally:
-                os.close(lock)
-        for place in self.folder.glob(f"{WORKPLACE}*"):
-            held = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                self._made(key, lock)
+        for left in sorted((self.folder / "locks").iterdir()):
+            lock = self._try_making(left.name)
+            if lock is not None:
+                self._made(left.name, lock)
+        return [*swept, *self._sweep_workplaces()]
+
+    def _sweep_workplaces(self) -> Iterator[str]:
+        for place in sorted(self.folder.glob(f"{WORKPLACE}*")):
+            try:
+                held = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:  # its maker has left, or another sweep was faster
+                continue
             try:
                 if time.time() - os.fstat(held).st_mtime > YOUNG_S and _try_lock(held):
                     shutil.rmtree(place, ignore_errors=True)
-                    swept.append(place.name)
+                    yield place.name
             finally:
                 os.close(held)
-        return swept
 
 
 class _Copy:
@@ -326,6 +471,23 @@ def _copy_attributes(source: int, place: Path) -> None:
         space, _, rest = name.partition(".")
         if rest in KEPT_ATTRIBUTES or (space == "user" and not rest.startswith("overlay.")):
             os.setxattr(place, name, os.getxattr(source, name), follow_symlinks=False)
+
+
+def _room(folder: Path) -> int:
+    """Bytes that a folder's content takes on disk."""
+    return sum(
+        os.lstat(os.path.join(place, name)).st_blocks * 512
+        for place, folders, files in os.walk(folder)
+        for name in (*folders, *files)
+    )
+
+
+def _stands_at(descriptor: int, path: Path) -> bool:
+    """Whether what was opened at a path is there still."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _tagged(name: str) -> str:

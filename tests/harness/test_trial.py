@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from components.config import SandboxConfig
-from components.errors import FaultCause, InfraFault, StopReason
+from components.errors import DriftError, FaultCause, InfraFault, RecordError, StopReason, StoreError
 from components.harness import Progress, dismiss, run_trial
 from components.sandbox import ExecResult, Left, SandboxSpec
 from tests.harness.parts import BUDGET, FakePolicy, FakeTerminal, PlainTask, answer, terse, trajectory
@@ -150,6 +150,41 @@ async def test_a_fault_of_the_infrastructure_has_no_report(where):
     assert done.fault.cause is cause
     assert len(done.turns) == (where == "terminal")
     assert all(box.stopped for box in backend.boxes)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (RecordError("the chat template refuses the messages"), FaultCause.RECORD),
+        (DriftError("a prompt is not what was drawn"), FaultCause.DRIFT),
+        (StoreError("an object is lost"), FaultCause.STORE),
+    ],
+)
+async def test_what_cannot_be_recorded_is_a_fault_of_its_trial_and_ends_nothing_else(error, cause):
+    """A RecordError of one trial had ended its whole evaluation."""
+    policy, backend, drawn = FakePolicy(answer("ls")), FakeBackend(), []
+    draw = policy.answer
+
+    async def refuse(*args, **kwargs):
+        if drawn:
+            raise error
+        drawn.append(await draw(*args, **kwargs))
+        return drawn[0]
+
+    policy.answer = refuse
+    done = await trial(policy, backend)
+    assert (done.report, done.stop, done.fault.cause, len(done.turns)) == (None, None, cause, 1)
+    assert all(box.stopped for box in backend.boxes)
+
+
+async def test_a_full_disk_is_told_to_whoever_can_free_it():
+    async def full(*args, **kwargs):
+        raise StoreError("put: No space left on device")
+
+    policy = FakePolicy()
+    policy.answer = full
+    with pytest.raises(StoreError):
+        await trial(policy)
 
 
 async def test_a_box_that_does_not_stop_leaves_the_verdict_alone():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -153,6 +154,33 @@ async def test_a_sweep_spares_what_lives_and_what_it_cannot_judge(tmp_path: Path
         os.utime(path, (long_ago, long_ago))
     assert leases.sweep(tmp_path / "leases", tmp_path / "boxes") == ["elsewhere"]
     assert [path.name for path in (tmp_path / "leases").iterdir()] == ["living.json"]
+
+
+@needs_root
+async def test_sweeps_at_once_do_not_trip_over_what_another_has_removed(tmp_path: Path) -> None:
+    """Found with four backends that opened together: ENODEV out of `open_backend`."""
+    hierarchies, me = cgroups.find(), leases.current_owner()
+    if hierarchies is None:
+        pytest.skip("no writable control groups")
+    ended = [f"{me.pid}-{me.started - 1}-{me.pid_namespace}-{number:08x}" for number in range(24)]
+    for lease in ended:
+        cgroups.open_lease(hierarchies, lease)
+        for path in (path for box in ("box1", "box2", "box3") for path in hierarchies.groups(lease, box)):
+            os.mkdir(path)
+    context = multiprocessing.get_context("fork")
+    together = context.Barrier(4)
+
+    def sweep() -> None:
+        together.wait()
+        leases.sweep(tmp_path / "leases", tmp_path / "boxes")
+
+    sweeping = [context.Process(target=sweep) for _ in range(4)]
+    for process in sweeping:
+        process.start()
+    for process in sweeping:
+        process.join()
+    assert [process.exitcode for process in sweeping] == [0, 0, 0, 0]
+    assert not any(os.path.exists(path) for lease in ended for path in hierarchies.groups(lease))
 
 
 async def test_a_living_backend_beats_and_sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
