@@ -18,13 +18,15 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from components.sandbox.zygote import cgroups
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 SWEEP_PATIENCE_S = 2.0
 LEASE = re.compile(r"(\d+)-(\d+)-(\d+)-[0-9a-f]{8}")
@@ -182,26 +184,22 @@ def remove_groups(lease: str) -> bool:
         time.sleep(0.01)
 
 
-@contextlib.contextmanager
-def _unless_gone() -> Iterator[None]:
-    """For a look into a control group, which another sweep may remove at any time."""
+def _look(look: Callable[[], list[T]]) -> list[T]:
+    """What is found in a control group, which another sweep may remove at any time: then nothing."""
     try:
-        yield
+        return look()
     except OSError as error:
         if error.errno not in GONE:
             raise
+        return []
 
 
 def _inner(group: Path) -> list[Path]:
-    with _unless_gone():
-        return [path for path in group.iterdir() if path.is_dir()]
-    return []
+    return _look(lambda: [path for path in group.iterdir() if path.is_dir()])
 
 
 def _kill_members(group: Path) -> None:
-    members: list[str] = []
-    with _unless_gone():
-        members = (group / "cgroup.procs").read_text().split()
+    members = _look(lambda: (group / "cgroup.procs").read_text().split())
     for member in members:
         if member == "0":  # a process of a pid namespace that is not below ours; as a pid it would be our own group
             continue
