@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,12 @@ from components.config.rollout import SandboxConfig
 from components.errors import ConfigError, FaultCause, InfraFault
 from components.sandbox import leases
 from components.sandbox.admission import Admission
-from components.sandbox.box import Box, Life, furnish, save
-from components.sandbox.channel import Channel, outlast
+from components.sandbox.box import furnish
+from components.sandbox.channel import Channel
 from components.sandbox.contract import SandboxBackend, SandboxSpec
+from components.sandbox.exchange import outlast
 from components.sandbox.image import steps_digest
+from components.sandbox.local_box import LocalBox, LocalLife, save
 from components.sandbox.proxy import BoxProxy
 from components.sandbox.store import BASE, SAVED, ImageStore, Stack
 from components.sandbox.zygote import cgroups, wire
@@ -64,7 +67,7 @@ LAUNCHER = "import sys; sys.path.append(sys.argv[1]); from zygote.main import ma
 class Base:
     """A started state that boxes are laid over. Its box lives while any of them does: their views need it."""
 
-    life: asyncio.Task[Life]
+    life: asyncio.Task[LocalLife]
     users: int = 0
 
     @property
@@ -95,7 +98,7 @@ class ZygoteBackend:
         self._state_dir = state_dir
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
-        self._lives: dict[str, Life] = {}
+        self._lives: dict[str, LocalLife] = {}
         self._bases: dict[str, Base] = {}
         self._count = 0
         self._hierarchies: cgroups.Hierarchies | None = None
@@ -178,7 +181,7 @@ class ZygoteBackend:
             return
         self._gone(life, f"box {life.name} ended: {body.get('error', 'exit ' + str(body.get('exit')))}")
 
-    def _gone(self, life: Life, reason: str) -> None:
+    def _gone(self, life: LocalLife, reason: str) -> None:
         """A box that is no more: whoever waits for it, or for its end, waits no longer."""
         life.channel.close(reason)
         self._store.release(life.stack)
@@ -197,7 +200,7 @@ class ZygoteBackend:
         while self._lives:
             self._gone(self._lives.popitem()[1], reason)
 
-    def oom_kills(self, name: str) -> int:
+    def _oom_kills(self, name: str) -> int:
         """Processes of a box killed for memory so far; 0 where no control group tells."""
         if self._hierarchies is None:
             return 0
@@ -206,17 +209,17 @@ class ZygoteBackend:
         except FileNotFoundError:  # the box ended meanwhile
             return 0
 
-    async def start(self, spec: SandboxSpec) -> Box:
+    async def start(self, spec: SandboxSpec) -> LocalBox:
         """A started box."""
         stack, spec = await self._below(spec)
         if self.name == "process" or not spec.changes_system():
-            return Box(self, spec, await self.start_life(spec, stack, None))
+            return LocalBox(self, spec, await self.start_life(spec, stack, None))
         base = self._base(spec, stack)
         base.users += 1
         try:
             name = (await asyncio.shield(base.life)).name
             life = await self.start_life(spec, stack, name)
-            return Box(self, spec, life, base=name, release=lambda: self._release(base))
+            return LocalBox(self, spec, life, base=name, release=lambda: self._release(base))
         except BaseException:
             self._release(base)
             raise
@@ -286,7 +289,7 @@ class ZygoteBackend:
         if removed:
             log.info("removed %d layer(s) of %s, the longest unused", len(removed), self._store.folder)
 
-    async def save_snapshot(self, life: Life, base: str | None) -> str:
+    async def save_snapshot(self, life: LocalLife, base: str | None) -> str:
         """Save the files of a box whose programs have ended, and of the base that it is laid over, if any."""
         below = life.stack
         async with AsyncExitStack() as held:
@@ -300,7 +303,7 @@ class ZygoteBackend:
             await self._save(life, key, below)
         return key
 
-    async def _save(self, life: Life, key: str, below: Stack) -> Stack:
+    async def _save(self, life: LocalLife, key: str, below: Stack) -> Stack:
         shift = FIRST_UID if self.isolation == "namespace/root" else None
         try:
             return await save(life, self._store, key, below, shift=shift)
@@ -318,7 +321,7 @@ class ZygoteBackend:
                 if not self._store.needs(layer):
                     await asyncio.to_thread(self._store.remove, layer)
 
-    async def start_life(self, spec: SandboxSpec, stack: Stack, base: str | None) -> Life:
+    async def start_life(self, spec: SandboxSpec, stack: Stack, base: str | None) -> LocalLife:
         """A new living box in its started state: laid over its base, or furnished from the spec."""
         life = await self.launch(spec, stack, system=base, over=None)
         if base is not None:
@@ -348,7 +351,7 @@ class ZygoteBackend:
             if not held.failed:
                 self.discard(held.life.result())
 
-    async def _make_base(self, spec: SandboxSpec, stack: Stack) -> Life:
+    async def _make_base(self, spec: SandboxSpec, stack: Stack) -> LocalLife:
         life = await self.launch(replace(spec, network=spec.build_network), stack, system=None, over=None)
         try:
             await furnish(life, spec)
@@ -363,7 +366,7 @@ class ZygoteBackend:
         """How often, and for how many seconds, boxes were not started at once; see `Admission.counts`."""
         return {} if self._admission is None else self._admission.counts
 
-    async def launch(self, spec: SandboxSpec, stack: Stack, *, system: str | None, over: str | None) -> Life:
+    async def launch(self, spec: SandboxSpec, stack: Stack, *, system: str | None, over: str | None) -> LocalLife:
         """Start a bare box; its start is known to the zygote before this returns or raises."""
         try:
             self._store.hold(stack)
@@ -380,7 +383,9 @@ class ZygoteBackend:
         name = f"box{self._count}"
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         loop = asyncio.get_running_loop()
-        life = Life(name, Channel(ours, f"box {name}"), loop.create_future(), stack)
+        life = LocalLife(
+            name, Channel(ours, f"box {name}"), loop.create_future(), stack, partial(self._oom_kills, name)
+        )
         ready = life.channel.expect(0)
         self._lives[name] = life  # which holds its layers from here on
         body = {
@@ -412,11 +417,11 @@ class ZygoteBackend:
             raise
         return life
 
-    async def seal(self, life: Life, paths: Sequence[str]) -> None:
+    async def seal(self, life: LocalLife, paths: Sequence[str]) -> None:
         """Make folders of a living box read-only; OSError when they cannot be."""
         await self._zygote().request({"op": "seal", "box": life.name, "paths": list(paths)}, timeout_s=OPEN_S)
 
-    def discard(self, life: Life) -> bool:
+    def discard(self, life: LocalLife) -> bool:
         """Have a living box ended; False when there is nothing to wait for."""
         life.channel.close(f"box {life.name} was stopped")
         if life.proxy is not None:
@@ -426,7 +431,7 @@ class ZygoteBackend:
         self._channel.post({"op": "stop", "box": life.name})
         return True
 
-    async def end(self, life: Life) -> None:
+    async def end(self, life: LocalLife) -> None:
         """End a living box and wait until nothing of it is left."""
         if not self.discard(life):
             return

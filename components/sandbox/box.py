@@ -1,44 +1,28 @@
-"""The manager's side of one box: the `Sandbox` that trials use.
+"""The manager's side of one box, whatever runs it: the `Sandbox` that trials use.
 
-A Box is an identity; the living thing behind it (its life: a name, a channel to its first process) is replaced by
-`reset`. What the box's programs do wrong is a value or an OSError; only the loss of the box itself is an InfraFault.
+A Box is an identity; the living thing behind it (its life: a name, and an exchange with its first process) is replaced
+by `reset`. What the box's programs do wrong is a value or an OSError; only the loss of the box itself is an InfraFault.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import Any, Generic, TypeVar
 
 from components.errors import FaultCause, InfraFault
-from components.sandbox import proxy
-from components.sandbox.capture import PipeCapture
-from components.sandbox.channel import Channel
-from components.sandbox.contract import (
-    GET_BYTES,
-    OUTPUT_BYTES,
-    REPORT_BYTES,
-    REPORT_FD,
-    SECRET_FD,
-    ExecResult,
-    Left,
-    SandboxSpec,
-)
+from components.sandbox.contract import GET_BYTES, OUTPUT_BYTES, ExecResult, SandboxSpec, View
+from components.sandbox.exchange import Exchange
 from components.sandbox.image import PATH, CopyStep, FileEntry, RunStep, normal_path, plain_user, read_tree
-from components.sandbox.line import LocalLine
-from components.sandbox.proxy import BoxProxy
-from components.sandbox.store import ImageStore, Stack
+from components.sandbox.line import Line
 from components.sandbox.terminal import PtyTerminal, shell_environment
-from components.sandbox.zygote import userland, wire
-
-if TYPE_CHECKING:
-    from components.sandbox.backend import ZygoteBackend
+from components.sandbox.zygote import wire
 
 OPERATION_S = 60.0
 """A file operation in a box whose CPU share is used up by its programs still ends within this."""
@@ -57,140 +41,102 @@ UNSHOWN = ("--noediting",)
 """A line editor would show what it edits."""
 
 
-@dataclass
-class Life:
-    """One living box: its name in the zygote, the channel to its first process, and its end."""
+@dataclass(frozen=True)
+class Command:
+    """What `Sandbox.exec` was asked for."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str
+    timeout_s: float
+    stdin: bytes | None = None
+    max_output_bytes: int = OUTPUT_BYTES
+    merge_stderr: bool = True
+    secret: bytes | None = None
+    user: str = ""
+
+    def request(self, number: int) -> dict[str, Any]:
+        """As the box's first process is told."""
+        return {
+            "op": "exec",
+            "id": number,
+            "argv": list(self.argv),
+            "env": dict(self.env),
+            "cwd": self.cwd,
+            "timeout_s": self.timeout_s,
+            "user": self.user,
+        }
+
+    def not_started(self, error: OSError) -> ExecResult:
+        """The program could not be started: the box's own fault, told as a shell tells it."""
+        code = 127 if error.errno == errno.ENOENT else 126
+        said = f"{self.argv[0]}: {error.strerror or error}\n".encode()
+        output, stderr = (said, None) if self.merge_stderr else (b"", said)
+        return ExecResult(code, output, stderr, timed_out=False, truncated=False, oom=False)
+
+
+class Life(ABC):
+    """One living box."""
 
     name: str
-    channel: Channel
-    gone: asyncio.Future[None]
-    stack: Stack
-    proxy: BoxProxy | None = None
 
     @property
-    def env(self) -> dict[str, str]:
+    @abstractmethod
+    def exchange(self) -> Exchange[Any, Any]:
+        """With its first process."""
+
+    @property
+    @abstractmethod
+    def image_env(self) -> Mapping[str, str]:
+        """Variables that its image sets."""
+
+    @property
+    @abstractmethod
+    def env(self) -> Mapping[str, str]:
         """Variables that its programs need to find their way out."""
-        return {} if self.proxy is None else proxy.environment()
 
+    @abstractmethod
+    async def run(self, command: Command) -> ExecResult:
+        """Run one command."""
 
-async def run(
-    life: Life,
-    argv: Sequence[str],
-    *,
-    env: Mapping[str, str],
-    cwd: str,
-    timeout_s: float,
-    stdin: bytes | None = None,
-    max_output_bytes: int = OUTPUT_BYTES,
-    merge_stderr: bool = True,
-    secret: bytes | None = None,
-    user: str = "",
-) -> ExecResult:
-    """Run one command in a living box."""
-    out = PipeCapture(max_output_bytes)
-    err = None if merge_stderr else PipeCapture(max_output_bytes)
-    channel = None if secret is None else PipeCapture(REPORT_BYTES)
-    places = {1: out.write, 2: out.write if err is None else err.write}
-    if stdin is not None:
-        places[0] = wire.memory_file(stdin)
-    if secret is not None and channel is not None:
-        places |= {REPORT_FD: channel.write, SECRET_FD: _read_once(secret)}
-    number = life.channel.next_id()
-    reply = life.channel.expect(number)
-    code: int | None
-    failure, late = b"", False
-    try:
-        try:
-            body = {
-                "op": "exec",
-                "id": number,
-                "argv": list(argv),
-                "env": dict(env),
-                "cwd": cwd,
-                "timeout_s": timeout_s,
-                "places": list(places),
-                "user": user,
-            }
-            life.channel.post(body, list(places.values()))
-        finally:
-            for fd in {*places.values()}:
-                os.close(fd)
-        answer, _ = await life.channel.reply(reply, argv[0], timeout_s + TIMEOUT_GRACE_S)
-        late = bool(answer["timed_out"])
-        code = None if late else int(answer["exit"])
-    except OSError as error:  # the program could not be started: the box's own fault, told as a shell tells it
-        code = 127 if error.errno == errno.ENOENT else 126
-        failure = f"{argv[0]}: {error.strerror or error}\n".encode()
-    finally:
-        output = out.finish()
-        stderr = None if err is None else err.finish()
-        report = b"" if channel is None else channel.finish()
-        if channel is not None and channel.kept.dropped:  # a report with a hole says what is not so
-            report = b""
-    dropped = out.kept.dropped + (0 if err is None else err.kept.dropped)
-    if stderr is None:
-        output += failure
-    else:
-        stderr += failure
-    return ExecResult(code, output, stderr, late, dropped > 0, oom=False, report=report)
+    @abstractmethod
+    async def write(self, packed: bytes) -> None:
+        """Write files, in one message."""
 
+    @abstractmethod
+    async def read(self, path: str, max_bytes: int) -> bytes:
+        """Read a regular file."""
 
-def _read_once(secret: bytes) -> int:
-    """The reading end of a pipe that holds a secret: what has been read from it is nowhere any more."""
-    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        os.write(writing, secret)
-    except BaseException:
-        os.close(reading)
-        raise
-    finally:
-        os.close(writing)
-    os.set_blocking(reading, True)
-    return reading
+    @abstractmethod
+    async def open_line(self, request: dict[str, Any]) -> Line:
+        """Start a shell on a terminal; its line."""
 
-
-async def write_files(life: Life, files: Mapping[str, FileEntry | bytes]) -> None:
-    """Write files into a living box in one message."""
-    entries = []
-    for path, given in files.items():
-        entry = given if isinstance(given, FileEntry) else FileEntry(given)
-        entries.append((normal_path(path), entry.kind, entry.mode, entry.name, entry.content))
-    blob = wire.memory_file(wire.pack_files(entries))
-    try:
-        await life.channel.request({"op": "put"}, [blob], timeout_s=OPERATION_S)
-    finally:
-        os.close(blob)
-
-
-async def save(life: Life, store: ImageStore, key: str, below: Stack, *, shift: int | None) -> Stack:
-    """Save the files of a box whose programs have ended; to be called while `making` the layer."""
-    said, folders = await life.channel.request({"op": "layers"}, timeout_s=OPERATION_S)
-    try:
-        uppers = dict(zip(said["names"], folders, strict=True))
-        return await asyncio.to_thread(store.save, key, below, uppers, shift=shift)
-    finally:
-        for folder in folders:
-            os.close(folder)
+    async def put(self, files: Mapping[str, FileEntry | bytes]) -> None:
+        """Write files in one message."""
+        entries = []
+        for path, given in files.items():
+            entry = given if isinstance(given, FileEntry) else FileEntry(given)
+            entries.append((normal_path(path), entry.kind, entry.mode, entry.name, entry.content))
+        await self.write(wire.pack_files(entries))
 
 
 async def furnish(life: Life, spec: SandboxSpec) -> None:
     """Bring a new box to its started state; what fails here is the image's fault."""
     try:
-        await write_files(life, {spec.workdir: FileEntry(b"", 0o755, "directory")})
+        await life.put({spec.workdir: FileEntry(b"", 0o755, "directory")})
         for step in spec.steps():
             if isinstance(step, CopyStep):
-                await write_files(life, step.files)
+                await life.put(step.files)
             else:
                 await _run_step(life, step, spec.setup_timeout_s)
-        await life.channel.request({"op": "furnished"}, timeout_s=OPERATION_S)
+        await life.exchange.request({"op": "furnished"}, timeout_s=OPERATION_S)
     except OSError as error:
         raise InfraFault(FaultCause.IMAGE, f"a file of the image cannot be written: {error}") from error
 
 
 async def _run_step(life: Life, step: RunStep, timeout_s: float) -> None:
-    env = {**BASE_ENVIRONMENT, **life.env, **({} if life.stack.base is None else life.stack.base.env), **step.env}
-    argv = ["/bin/sh", "-c", step.command]
-    result = await run(life, argv, env=env, cwd=step.workdir, timeout_s=timeout_s, user=step.user)
+    env = {**BASE_ENVIRONMENT, **life.env, **life.image_env, **step.env}
+    result = await life.run(Command(["/bin/sh", "-c", step.command], env, step.workdir, timeout_s, user=step.user))
     if result.exit_code != 0:
         ending = "timed out" if result.timed_out else f"exited {result.exit_code}"
         where = f"Dockerfile line {step.line}" if step.line else "setup"
@@ -198,36 +144,29 @@ async def _run_step(life: Life, step: RunStep, timeout_s: float) -> None:
         raise InfraFault(FaultCause.IMAGE, f"{where}: RUN {step.command[:200]} {ending}: {tail}")
 
 
-class Box:
+Living = TypeVar("Living", bound=Life)
+
+
+class Box(ABC, Generic[Living]):
     """A started box; see the protocol `Sandbox`."""
 
     def __init__(
         self,
-        backend: ZygoteBackend,
         spec: SandboxSpec,
-        life: Life,
+        life: Living,
         *,
-        base: str | None = None,
-        release: Callable[[], None] = lambda: None,
+        name: str,
+        isolation: str,
         extra_environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._backend = backend
         self._spec = spec
         self._life = life
-        self._base = base
-        self._release = release
         self._stopped = False
         self._terminals: list[PtyTerminal] = []
-        self._oom_seen = 0
-        image = {} if life.stack.base is None else life.stack.base.env
-        self._env = {**BASE_ENVIRONMENT, **image, **extra_environment, **spec.environment()}
+        self._env = {**BASE_ENVIRONMENT, **life.image_env, **extra_environment, **spec.environment()}
         self._user = "" if spec.image is None else spec.image.user
-        self.id = f"{backend.lease}.{life.name}"
-
-    @property
-    def isolation(self) -> str:
-        """How strong the box's walls are."""
-        return self._backend.isolation
+        self.id = name
+        self.isolation = isolation
 
     async def exec(
         self,
@@ -242,46 +181,34 @@ class Box:
         secret: bytes | None = None,
         user: str | None = None,
     ) -> ExecResult:
-        result = await run(
-            self._life,
+        command = Command(
             argv,
-            env={**self._life.env, **self._env, **(env or {})},
-            cwd=self._spec.workdir if cwd is None else cwd,
-            timeout_s=timeout_s,
-            stdin=stdin,
-            max_output_bytes=max_output_bytes,
-            merge_stderr=merge_stderr,
-            secret=secret,
-            user=self._user if user is None else plain_user(user),
+            {**self._life.env, **self._env, **(env or {})},
+            self._spec.workdir if cwd is None else cwd,
+            timeout_s,
+            stdin,
+            max_output_bytes,
+            merge_stderr,
+            secret,
+            self._user if user is None else plain_user(user),
         )
-        kills = self._backend.oom_kills(self._life.name)
-        oom, self._oom_seen = kills > self._oom_seen, kills
-        if not oom:
-            return result
-        return replace(result, oom=True)
+        return await self._life.run(command)
 
     async def put(self, files: Mapping[str, FileEntry | bytes]) -> None:
-        await write_files(self._life, files)
+        await self._life.put(files)
 
     async def put_tree(self, source: Path, target: str) -> None:
         entries = await asyncio.to_thread(read_tree, source, target)
-        await write_files(self._life, {normal_path(target): FileEntry(b"", 0o755, "directory"), **entries})
+        await self._life.put({normal_path(target): FileEntry(b"", 0o755, "directory"), **entries})
 
     async def get(self, path: str, *, max_bytes: int = GET_BYTES) -> bytes:
-        blob = os.memfd_create("longshell")
-        try:
-            request = {"op": "get", "path": normal_path(path), "limit": max_bytes}
-            await self._life.channel.request(request, [blob], timeout_s=OPERATION_S)
-            return wire.read_file(blob)
-        finally:
-            os.close(blob)
+        return await self._life.read(normal_path(path), max_bytes)
 
     async def terminal(self, *, rows: int, columns: int, echo: bool, prompt: str = "$ ") -> PtyTerminal:
-        channel = self._life.channel
         key = secrets.token_hex(6)
-        exit_id = channel.next_id()
-        exited = channel.expect(exit_id)
-        body = {
+        exit_id = self._life.exchange.next_id()
+        exited = self._life.exchange.expect(exit_id)
+        request = {
             "op": "terminal",
             "exit_id": exit_id,
             "argv": [*SHELL, *(() if echo else UNSHOWN)],
@@ -293,10 +220,10 @@ class Box:
             "user": self._user,
         }
         try:
-            _, (master,) = await channel.request(body, timeout_s=OPERATION_S)
+            line = await self._life.open_line(request)
         except OSError as error:
             raise InfraFault(FaultCause.SANDBOX, f"{self.id}: no terminal: {error}") from error
-        terminal = PtyTerminal(LocalLine(master), exited, key, rows=rows, columns=columns, echo=echo)
+        terminal = PtyTerminal(line, exited, key, rows=rows, columns=columns, echo=echo)
         self._terminals.append(terminal)
         if not await terminal.settle(FIRST_PROMPT_S, at_prompt=True):
             raise InfraFault(FaultCause.SANDBOX, f"{self.id}: the shell showed no prompt in {FIRST_PROMPT_S:g} s")
@@ -305,63 +232,40 @@ class Box:
     async def end_processes(self) -> None:
         await self._end()
 
-    async def _end(self) -> Left:
+    async def _end(self) -> dict[str, Any]:
+        """End every process; what the box's first process tells of that."""
         try:
-            said, _ = await self._life.channel.request({"op": "end"}, timeout_s=OPERATION_S)
+            return (await self._life.exchange.request({"op": "end"}, timeout_s=OPERATION_S))[0]
         except OSError as error:
             raise InfraFault(FaultCause.SANDBOX, f"{self.id}: {error}") from error
-        return Left(tuple(said["changed"]), tuple(said["doubtful"]), tuple(said["ended"]))
 
-    async def fork_view(self) -> View:
-        left = await self._end()
-        spec = replace(self._spec, network=self._spec.view_network)
-        life = await self._backend.launch(spec, self._life.stack, system=self._base, over=self._life.name)
-        return View(self._backend, self._spec, life, left, base=self._base)
+    @abstractmethod
+    async def fork_view(self) -> View: ...
 
-    async def snapshot(self) -> str:
-        await self._end()
-        return await self._backend.save_snapshot(self._life, self._base)
+    @abstractmethod
+    async def snapshot(self) -> str: ...
+
+    @abstractmethod
+    async def _renew(self, life: Living) -> Living:
+        """A new life in the started state that this one had."""
+
+    @abstractmethod
+    async def _finish(self, life: Living) -> None:
+        """End a life and wait until nothing of it is left."""
 
     async def reset(self) -> None:
         await self._close_terminals()
         old = self._life
-        fresh = asyncio.ensure_future(self._backend.start_life(self._spec, old.stack, self._base))
-        try:
-            await self._backend.end(old)
-        finally:  # whether the old one could be ended or not, the new one is this box's to stop
-            self._life = await fresh
-        self._oom_seen = 0
+        self._life, _ = await asyncio.gather(self._renew(old), self._finish(old))
 
     async def stop(self) -> None:
         if self._stopped:
             return
         self._stopped = True
-        self._release()
         await self._close_terminals()
-        await asyncio.shield(self._backend.end(self._life))
+        await asyncio.shield(self._finish(self._life))
 
     async def _close_terminals(self) -> None:
         for terminal in self._terminals:
             await terminal.close()
         self._terminals.clear()
-
-
-class View(Box):
-    """A fresh box over another's files; see the protocol `View`."""
-
-    def __init__(
-        self, backend: ZygoteBackend, spec: SandboxSpec, life: Life, left: Left, *, base: str | None = None
-    ) -> None:
-        super().__init__(backend, spec, life, base=base, extra_environment=VIEW_ENVIRONMENT)
-        self.left = left
-        self._user = ""  # the verifier is root's, whoever the agent was
-        self.shell = userland.VIEW_SHELL if backend.isolation == "namespace/root" else "/bin/bash"
-
-    async def seal(self, *paths: str) -> None:
-        try:
-            await self._backend.seal(self._life, paths)
-        except OSError as error:
-            raise InfraFault(FaultCause.SANDBOX, f"{self.id}: {error}") from error
-
-    async def reset(self) -> None:
-        raise ValueError("a view cannot be reset: fork another")

@@ -18,7 +18,7 @@ import pytest
 
 from components.config.rollout import SandboxConfig
 from components.errors import ConfigError, FaultCause, InfraFault
-from components.sandbox import ImageSpec, SandboxSpec, ZygoteBackend, backend, channel, leases, open_backend
+from components.sandbox import ImageSpec, SandboxSpec, ZygoteBackend, backend, exchange, leases, open_backend
 from components.sandbox.store import ImageStore
 from components.sandbox.zygote import cgroups
 from tests.conformance.sandbox_suite import sh
@@ -400,12 +400,12 @@ async def test_nobody_waits_for_the_end_of_a_box_whose_zygote_was_killed(tmp_pat
 
 
 async def test_patience_is_not_spent_while_the_process_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "SLICE_S", 0.05)
+    monkeypatch.setattr(exchange, "SLICE_S", 0.05)
     loop = asyncio.get_running_loop()
     answer = loop.create_future()
-    waiting = asyncio.create_task(channel.outlast(answer, 0.5))
+    waiting = asyncio.create_task(exchange.outlast(answer, 0.5))
     await asyncio.sleep(0)
     time.sleep(0.7)  # a machine that was paused; once, every box that was ending then "did not end"
     loop.call_later(0.1, answer.set_result, None)
     assert await waiting
-    assert not await channel.outlast(loop.create_future(), 0.1)
+    assert not await exchange.outlast(loop.create_future(), 0.1)

@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 from components.config.rollout import SandboxConfig
 from components.errors import ConfigError, FaultCause, InfraFault
 from components.sandbox.admission import Admission
+from components.sandbox.box import furnish
 from components.sandbox.contract import SandboxSpec
 from components.sandbox.docker import reaper
-from components.sandbox.docker.box import DockerBox, Life, furnish
+from components.sandbox.docker.box import DockerBox, DockerLife
 from components.sandbox.docker.engine import Engine, is_missing
 from components.sandbox.docker.images import SNAPSHOTS, Image, Images
 from components.sandbox.docker.outlet import Outlet
@@ -66,7 +67,7 @@ class Pool:
 
     spec: SandboxSpec
     image: Image
-    ready: deque[Life]
+    ready: deque[DockerLife]
     coming: int = 0
 
 
@@ -82,7 +83,7 @@ class DockerBackend:
         self._admission = admission
         self.lease = f"longshell-{secrets.token_hex(6)}"
         self._images = Images(engine, config.docker.image, config.docker.build_network)
-        self._lives: dict[str, Life] = {}
+        self._lives: dict[str, DockerLife] = {}
         self._names: set[str] = set()
         """Of containers that are being started, live, or are about to be removed."""
         self._pools: dict[Kind, Pool] = {}
@@ -145,7 +146,7 @@ class DockerBackend:
             spec = spec.without_steps()
         return DockerBox(self, spec, await self.start_life(spec, image))
 
-    async def start_life(self, spec: SandboxSpec, image: Image) -> Life:
+    async def start_life(self, spec: SandboxSpec, image: Image) -> DockerLife:
         """A new container in the started state."""
         life = await self.launch(spec, image)
         try:
@@ -165,13 +166,13 @@ class DockerBackend:
         finally:
             await asyncio.shield(self.end(life))
 
-    async def _commit(self, life: Life, repository: str, tag: str) -> None:
+    async def _commit(self, life: DockerLife, repository: str, tag: str) -> None:
         variables = [f"{name}={value}" for name, value in life.image.env.items()]
         # An image keeps the labels of its box, and gives them to whatever is made of it.
         conf = {"Labels": {reaper.LEASE: "", LABEL: repository.rpartition("/")[2]}, "Env": variables}
         await self._engine.call(f"commit of {life.name}", lambda api: api.commit(life.name, repository, tag, conf=conf))
 
-    async def save_snapshot(self, life: Life) -> str:
+    async def save_snapshot(self, life: DockerLife) -> str:
         """Save the files of a box whose programs have ended."""
         key = secrets.token_hex(8)
         await self._commit(life, SNAPSHOTS, key)
@@ -186,7 +187,7 @@ class DockerBackend:
         """How often, and for how many seconds, boxes were not started at once; see `Admission.counts`."""
         return self._admission.counts
 
-    async def launch(self, spec: SandboxSpec, image: Image) -> Life:
+    async def launch(self, spec: SandboxSpec, image: Image) -> DockerLife:
         """A container of this image, not furnished: a ready one that still answers, or a new one."""
         life = await self._take(spec, image)
         if spec.network == "proxy":
@@ -198,7 +199,7 @@ class DockerBackend:
                 raise
         return life
 
-    async def _take(self, spec: SandboxSpec, image: Image) -> Life:
+    async def _take(self, spec: SandboxSpec, image: Image) -> DockerLife:
         if self._config.prewarm == 0:
             return await self._launch(spec, image)
         kind = Kind(image.id, spec.cpus, spec.memory_mb, spec.disk_mb, spec.pids)
@@ -211,7 +212,7 @@ class DockerBackend:
         self._fill(pool)
         return life or await self._launch(spec, image)
 
-    async def _ready(self, pool: Pool) -> Life | None:
+    async def _ready(self, pool: Pool) -> DockerLife | None:
         while pool.ready:
             life = pool.ready.popleft()
             try:
@@ -243,7 +244,7 @@ class DockerBackend:
         finally:
             pool.coming -= 1
 
-    async def _launch(self, spec: SandboxSpec, image: Image) -> Life:
+    async def _launch(self, spec: SandboxSpec, image: Image) -> DockerLife:
         if self._closed:
             raise InfraFault(FaultCause.SANDBOX, "the backend is closed")
         name = f"{self.lease}-{next(self._numbers)}"
@@ -256,7 +257,7 @@ class DockerBackend:
                 await asyncio.shield(self._remove(name))
                 raise
 
-    async def _begin(self, name: str, spec: SandboxSpec, image: Image) -> Life:
+    async def _begin(self, name: str, spec: SandboxSpec, image: Image) -> DockerLife:
         def create(api: Any) -> None:
             api.create_container(
                 image.id,
@@ -275,7 +276,7 @@ class DockerBackend:
 
         await self._engine.call(name, create)
         stream = BoxStream(await self._engine.attach(name), f"box {name}", lambda: self._why(name))
-        life = Life(name, image, stream)
+        life = DockerLife(name, image, stream)
         self._lives[name] = life
         ready = stream.expect(0)
         await self._engine.call(name, lambda api: api.start(name))
@@ -295,12 +296,12 @@ class DockerBackend:
             return "the kernel ended it for memory"
         return f"it is {state.get('Status')}, exit code {state.get('ExitCode')}{' ' + state.get('Error', '')}".rstrip()
 
-    async def changes(self, life: Life) -> list[tuple[str, int]]:
+    async def changes(self, life: DockerLife) -> list[tuple[str, int]]:
         """The engine's list of what is not as in the image."""
         found = await self._engine.call(life.name, lambda api: api.diff(life.name))
         return [(entry["Path"], entry["Kind"]) for entry in found or []]
 
-    async def end(self, life: Life) -> None:
+    async def end(self, life: DockerLife) -> None:
         """End a living box and remove it."""
         if life.outlet is not None:
             life.outlet.close()

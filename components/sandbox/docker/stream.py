@@ -1,21 +1,19 @@
 """Requests and answers over the streams of a container's first process.
 
-Invariant: as of `Channel`: every request ends, with its answer or with InfraFault, and once the other side is gone
-everything fails with the same reason.
+Invariant: as of `Exchange`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import struct
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from components.errors import FaultCause, InfraFault
-from components.sandbox.channel import outlast
 from components.sandbox.docker.engine import Stream
+from components.sandbox.exchange import Exchange
 from components.sandbox.line import FLOOD_PAUSE_S
 from components.sandbox.zygote import frames
 
@@ -28,7 +26,6 @@ READ_BYTES = 1 << 18
 LAST_WORDS = 2000
 PIECES_HELD = 16
 """Of the files that are copied from one box to another, here on their way: a box that takes slowly is waited for."""
-Reply = tuple[dict[str, Any], bytes]
 
 
 class Pieces(NamedTuple):
@@ -38,8 +35,8 @@ class Pieces(NamedTuple):
     room: asyncio.Semaphore
 
 
-class BoxStream:
-    """The manager's end.
+class BoxStream(Exchange[bytes, bytes]):
+    """The manager's end; what is attached are bytes.
 
     Args:
         what: the box, in errors.
@@ -47,64 +44,21 @@ class BoxStream:
     """
 
     def __init__(self, stream: Stream, what: str, why: Callable[[], Awaitable[str]]) -> None:
+        super().__init__(what)
         self._reader, self._writer = stream
-        self._what = what
         self._why = why
-        self._ids = itertools.count(1)
-        self._pending: dict[int, asyncio.Future[Reply]] = {}
         self._lines: dict[int, RemoteLine] = {}
         self._pieces: dict[int, Pieces] = {}
         self._frames = frames.Unpacker()
-        self._fault: InfraFault | None = None
         self._last_words = b""
         self.on_connection: Callable[[dict[str, Any], bytes], None] | None = None
         """Is told of connections to the box's proxy."""
         self._reading = asyncio.create_task(self._read())
 
-    @property
-    def fault(self) -> InfraFault | None:
-        """Why the stream is closed; None while it is open."""
-        return self._fault
-
-    def next_id(self) -> int:
-        """A request number that nobody else uses."""
-        return next(self._ids)
-
-    def expect(self, number: int) -> asyncio.Future[Reply]:
-        """The message that will carry this number."""
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        if self._fault is not None:
-            future.set_exception(self._fault)
-            future.exception()  # whoever awaits it sees it
-        else:
-            self._pending[number] = future
-        return future
-
-    def post(self, body: dict[str, Any], blob: bytes = b"") -> None:
-        """Send, as soon as the stream takes it."""
+    def post(self, body: dict[str, Any], attached: bytes | None = None) -> None:
         if self._fault is not None:
             raise self._fault
-        self._writer.write(frames.pack(body, blob))
-
-    async def request(self, body: dict[str, Any], blob: bytes = b"", *, timeout_s: float) -> Reply:
-        """Send and await the answer; an `errno` in it is raised as the OSError it was."""
-        number = self.next_id()
-        future = self.expect(number)
-        self.post({**body, "id": number}, blob)
-        return await self.reply(future, str(body["op"]), timeout_s)
-
-    async def reply(self, future: asyncio.Future[Reply], what: str, timeout_s: float) -> Reply:
-        """Await an expected message."""
-        try:
-            await outlast(future, timeout_s)
-        finally:
-            late = future.cancel()
-        if late:
-            raise InfraFault(FaultCause.SANDBOX, f"{self._what}: no answer to {what} in {timeout_s:g} s")
-        answer = future.result()
-        if "errno" in answer[0]:
-            raise OSError(int(answer[0]["errno"]), str(answer[0]["error"]))
-        return answer
+        self._writer.write(frames.pack(body, attached or b""))
 
     async def copy_to(self, other: BoxStream, paths: list[str], removed: list[str], timeout_s: float) -> None:
         """Bring what stands at these paths of this box into another, where the removed are removed first."""
@@ -174,23 +128,12 @@ class BoxStream:
             if self.on_connection is not None:
                 self.on_connection(body, blob)
         else:
-            future = self._pending.pop(body["id"], None)
-            if future is not None and not future.done():
-                future.set_result((body, blob))
+            self._answered(body["id"], (body, blob))
 
-    def close(self, reason: str) -> None:
-        """Close the stream; whoever waits gets the reason."""
-        if self._fault is not None:
-            return
-        self._fault = InfraFault(FaultCause.SANDBOX, reason)
+    def _shut(self, reason: str) -> None:
         self._writer.close()
         if asyncio.current_task() is not self._reading:
             self._reading.cancel()
-        for future in self._pending.values():
-            if not future.done():
-                future.set_exception(self._fault)
-                future.exception()  # whoever still awaits it sees it; nobody else must
-        self._pending.clear()
 
 
 class RemoteLine:
