@@ -21,7 +21,10 @@ class ProbeConfig(Section):
 
 
 class ImportConfig(Section):
-    """Harbor task directories from elsewhere: folders of them, or tar archives, by absolute path."""
+    """Harbor task directories from elsewhere: folders of them, or tar archives, by absolute path.
+
+    `train` and `heldout` may also be prefixes of a bucket, as `s3://bucket/prefix`.
+    """
 
     train: tuple[str, ...] = Field(min_length=1)
     heldout: tuple[str, ...] = Field(min_length=1)
@@ -40,7 +43,7 @@ class ImportConfig(Section):
     def _absolute(self) -> ImportConfig:
         for name in ("train", "heldout", "benchmarks"):
             for path in getattr(self, name):
-                if not path.startswith("/"):
+                if not path.startswith("/" if name == "benchmarks" else ("/", "s3://")):
                     raise ValueError(f"{name}: {path!r} must be an absolute path: jobs run elsewhere")
         return self
 

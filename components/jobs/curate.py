@@ -83,7 +83,7 @@ def _imported(job: Job, folder: Path, verdict: Verdicts) -> dict[str, Pool]:
     config, wanted = job.config.pool.imported, _parts(job.config)
     assert config is not None
     for name, sources in (("heldout", config.heldout), ("train", config.train)):
-        verdict.leave_out(import_tasks([Path(source) for source in sources], folder / name))
+        verdict.leave_out(import_tasks(sources, folder / name))
     benchmarks = [Benchmark(Path(path)) for path in config.benchmarks]
     benchmarks.append(Benchmark(folder / "heldout"))
     verdict.leave_out(

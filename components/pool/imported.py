@@ -1,4 +1,4 @@
-"""Brings task directories from elsewhere into a pool folder: folders of them, or tar archives.
+"""Brings task directories from elsewhere into a pool folder: folders of them, tar archives, or prefixes of a bucket.
 
 Invariants: a pool folder appears whole, by one rename; what is in it was safe to copy (no link leads out of its task,
 no device, no pipe) and could be loaded; every directory that is not in it has a reason. Content decides what a copy is,
@@ -20,6 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from components.errors import TaskError, no_space
+from components.pool.bucket import SCHEME, fetch
 from components.pool.task import load_task
 
 LARGEST_TASK = 256 << 20
@@ -50,18 +51,19 @@ class LeftOut:
         return {"task": self.task, "reason": str(self.reason), "detail": self.detail}
 
 
-def import_tasks(sources: Sequence[Path], folder: Path) -> list[LeftOut]:
+def import_tasks(sources: Sequence[str | Path], folder: Path) -> list[LeftOut]:
     """Copies every usable task of `sources` into `folder`, replacing an earlier import.
 
     Args:
-        sources: folders with one task directory a subfolder, task directories, or tar archives of either. Where two
-            have a task of one name, or of one content, the first is taken.
+        sources: folders with one task directory a subfolder, task directories, or tar archives of either; by path, or
+            as `s3://bucket/prefix`. Where two have a task of one name, or of one content, the first is taken.
 
     A member of an archive that leads out of it spoils the task that it belongs to, and no other.
 
     Raises:
-        TaskError: a source is not there or is no folder or archive, an archive is too large or damaged, or no task
-            could be taken in.
+        TaskError: a source is not there or is no folder or archive, it is too large or damaged, or no task could be
+            taken in.
+        StoreError: a bucket cannot be read.
         OSError: `folder` cannot be written.
     """
     building = folder.with_name(f".{folder.name}.importing")  # that of one who was killed is removed
@@ -72,7 +74,7 @@ def import_tasks(sources: Sequence[Path], folder: Path) -> list[LeftOut]:
         taken.mkdir(parents=True)
         by_content: dict[str, str] = {}
         for number, source in enumerate(sources):
-            tasks, spoiled = _tasks_of(source, building / f"archive-{number}")
+            tasks, spoiled = _tasks_of(source, building / f"source-{number}")
             refused += spoiled
             for task in tasks:
                 reason = _take(task, taken, by_content)
@@ -146,12 +148,30 @@ def _below(folder: Path) -> Iterator[Path]:
         yield from (Path(root, name) for name in [*sorted(folders), *sorted(names)])
 
 
-def _tasks_of(source: Path, scratch: Path) -> tuple[list[Path], list[LeftOut]]:
-    """The task directories of a source, and those of an archive that lack a part that could not be unpacked."""
-    if source.is_dir():
-        return _task_folders(source), []
-    if not (source.is_file() and source.name.endswith(ARCHIVES)):
-        raise TaskError(str(source), [f"is neither a folder nor an archive ({', '.join(ARCHIVES)})"])
+def _tasks_of(source: str | Path, scratch: Path) -> tuple[list[Path], list[LeftOut]]:
+    """The task directories of a source, and those that lack a part which could not be brought here."""
+    if str(source).startswith(SCHEME):
+        return _of_bucket(str(source), scratch)
+    path = Path(source)
+    if path.is_dir():
+        return _task_folders(path), []
+    if not (path.is_file() and path.name.endswith(ARCHIVES)):
+        raise TaskError(str(path), [f"is neither a folder nor an archive ({', '.join(ARCHIVES)})"])
+    return _of_archive(path, scratch)
+
+
+def _of_bucket(url: str, scratch: Path) -> tuple[list[Path], list[LeftOut]]:
+    """Of a prefix, its folders and the archives that lie directly under it."""
+    refused = [LeftOut(key, Reason.UNSAFE, why) for key, why in fetch(url, scratch, LARGEST_ARCHIVE)]
+    archives = sorted(path for path in scratch.iterdir() if path.is_file() and path.name.endswith(ARCHIVES))
+    tasks = _task_folders(scratch)
+    for archive in archives:
+        more, spoiled = _of_archive(archive, scratch.with_name(f"{scratch.name}.{archive.name}"))
+        tasks, refused = [*tasks, *more], [*refused, *spoiled]
+    return tasks, refused
+
+
+def _of_archive(source: Path, scratch: Path) -> tuple[list[Path], list[LeftOut]]:
     scratch.mkdir()
     try:
         with tarfile.open(source) as archive:

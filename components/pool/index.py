@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -51,6 +51,10 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self.refs)
+
+    def __iter__(self) -> NoReturn:
+        """Raises TypeError, whoever asks: the stored order is by quality or by birth, a curriculum nobody chose."""
+        raise TypeError("a pool is not read in the order it is stored in: ask `draw`, which shuffles every epoch anew")
 
     def load(self, task_id: str) -> Task:
         """The task named `task_id`.

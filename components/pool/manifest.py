@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from components.pool.lineage import Lineage, read_lineage
+
 SCHEMAS = ("1.0", "1.1", "1.2", "1.3", "1.4")
 DEFAULT_TIMEOUT_S = 600.0
 """Harbor's default of the verifier and of the build."""
@@ -33,7 +35,6 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "environment.storage": ((str,), 'a size like "10G"'),
     "metadata.category": ((str,), "a string"),
     "metadata.difficulty": ((str,), "a string"),
-    "metadata.lineage": ((list,), "a list of strings"),
     "metadata.assertion_ids": ((list,), "a list of strings"),
 }
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B?", re.IGNORECASE)
@@ -42,9 +43,13 @@ _MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a task says about itself. Limits are None where it says nothing."""
+    """What a task says about itself. Limits are None where it says nothing.
+
+    `metadata` has the fields of the lineage under their names, whatever the task calls them.
+    """
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    lineage: Lineage = field(default_factory=Lineage)
     agent_timeout_s: float | None = None
     verifier_timeout_s: float = DEFAULT_TIMEOUT_S
     build_timeout_s: float = DEFAULT_TIMEOUT_S
@@ -61,12 +66,13 @@ class Manifest:
 def parse_manifest(text: str) -> tuple[Manifest, list[str]]:
     """The manifest in `text` and every problem with it; with problems, the manifest must not be used."""
     try:
-        document = tomllib.loads(text)
+        document = tomllib.loads(text.removeprefix("\ufeff"))
     except tomllib.TOMLDecodeError as error:
         return Manifest(), [f"task.toml: not valid TOML: {error}"]
     except RecursionError:
         return Manifest(), ["task.toml: not valid TOML: nested too deeply"]
-    problems = _schema(document) + _unsupported(document)
+    metadata, lineage, faults = _lineage(document)
+    problems = _schema(document) + _unsupported(document) + faults
     values: dict[str, Any] = {}
     for key, (types, wanted) in _TYPES.items():
         value, problem = _look_up(document, key)
@@ -78,12 +84,13 @@ def parse_manifest(text: str) -> tuple[Manifest, list[str]]:
             values[key] = value
     if problems:
         return Manifest(), sorted(set(problems), key=problems.index)
-    return _manifest(document, values), []
+    return _manifest(metadata, lineage, values), []
 
 
-def _manifest(document: Mapping[str, Any], values: Mapping[str, Any]) -> Manifest:
+def _manifest(metadata: Mapping[str, Any], lineage: Lineage, values: Mapping[str, Any]) -> Manifest:
     return Manifest(
-        metadata=document.get("metadata", {}),
+        metadata={**metadata, **lineage.named()},
+        lineage=lineage,
         agent_timeout_s=values["agent.timeout_sec"],
         verifier_timeout_s=float(values["verifier.timeout_sec"] or DEFAULT_TIMEOUT_S),
         build_timeout_s=float(values["environment.build_timeout_sec"] or DEFAULT_TIMEOUT_S),
@@ -105,16 +112,28 @@ def _schema(document: Mapping[str, Any]) -> list[str]:
     return [f"task.toml: schema_version: {version!r} is not supported ({SCHEMAS[0]} to {SCHEMAS[-1]})"]
 
 
+def _lineage(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], Lineage, list[str]]:
+    metadata = document.get("metadata", {})
+    if not isinstance(metadata, dict):
+        return {}, Lineage(), ["task.toml: metadata.lineage: [metadata] must be a table"]
+    lineage, problems = read_lineage(metadata)
+    return metadata, lineage, [f"task.toml: {problem}" for problem in problems]
+
+
 def _unsupported(document: Mapping[str, Any]) -> list[str]:
+    """What Harbor can give a task and our boxes cannot."""
     problems = []
     if document.get("steps"):
         problems.append("task.toml: steps: multi-step tasks are not supported")
-    verifier = document.get("verifier")
+    environment, verifier = (document.get(name) for name in ("environment", "verifier"))
     if isinstance(verifier, dict) and verifier.get("environment_mode", "shared") != "shared":
         problems.append("task.toml: verifier.environment_mode: a verifier in a container of its own is not supported")
-    environment = document.get("environment")
-    if isinstance(environment, dict) and environment.get("os", "linux") != "linux":
-        problems.append(f"task.toml: environment.os: {environment['os']!r} is not supported (linux)")
+    if isinstance(environment, dict):
+        if environment.get("os", "linux") != "linux":
+            problems.append(f"task.toml: environment.os: {environment['os']!r} is not supported (linux)")
+        for key, what in (("gpus", "a GPU"), ("tpu", "a TPU"), ("mcp_servers", "MCP servers")):
+            if environment.get(key):
+                problems.append(f"task.toml: environment.{key}: no box has {what}")
     return problems
 
 

@@ -197,7 +197,7 @@ def _reference(folder: Path, manifest: Manifest) -> TaskRef:
         task_id=path.name,
         digest=directory_digest(path),
         category=metadata.get("category", "unknown"),
-        lineage=tuple(metadata.get("lineage", ())),
+        lineage=manifest.lineage.ancestors,
         assertion_ids=tuple(metadata.get("assertion_ids", ())),
         difficulty=metadata.get("difficulty", "unknown"),
     )

@@ -24,7 +24,9 @@ def main(folder: Path) -> None:
         "jaccard": 0.5,
         "near_duplicate": 0.9,
     }
-    config = load(MINIATURE, [*SMALL, "pool.train_tasks=999", f"pool.imported={json.dumps(sources)}"])
+    config = load(
+        MINIATURE, [*SMALL, "pool.train_tasks=999", "ppo.critic.warmup=null", f"pool.imported={json.dumps(sources)}"]
+    )
     (folder / "job").mkdir(exist_ok=True)
     result = stage(Job("curate", "c", 0, config, {}, LocalStore(folder / "store"), folder / "job"))
     (folder / "result.json").write_text(json.dumps(result))

@@ -30,6 +30,12 @@ def test_an_epoch_visits_every_task_once_in_an_order_of_its_own(forty: Pool) -> 
     assert forty.permutation(2, 0).tolist() != first
 
 
+def test_reading_a_pool_in_its_stored_order_is_refused(forty: Pool) -> None:
+    for read in (list, iter, sorted):
+        with pytest.raises(TypeError, match="ask `draw`"):
+            read(forty)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 1_000), st.lists(st.integers(1, 40), min_size=1, max_size=12))
 def test_a_draw_holds_no_task_twice_and_continues_from_its_cursor_alone(

@@ -41,8 +41,8 @@ def test_every_problem_is_listed_at_once_with_its_place(task_folder: Path) -> No
     (task_folder / "instruction.md").write_bytes(b"caf\xe9")
     (task_folder / "task.toml").write_text(
         'version = "2.0"\nmetadata = 3\n[agent]\ntimeout_sec = "long"\n[verifier]\ntimeout_sec = -1\nenv = {A = 1}\n'
-        'environment_mode = "separate"\n'
-        '[environment]\nos = "windows"\nmemory = "much"\ncpus = true\n[[steps]]\nname = "a"\n'
+        'environment_mode = "separate"\n[environment]\nos = "windows"\ngpus = 1\nmemory = "much"\ncpus = true\n'
+        '[[steps]]\nname = "a"\n'
     )
     assert problems(task_folder) == (
         "instruction.md: not UTF-8 (byte 3)",
@@ -50,6 +50,8 @@ def test_every_problem_is_listed_at_once_with_its_place(task_folder: Path) -> No
         "task.toml: steps: multi-step tasks are not supported",
         "task.toml: verifier.environment_mode: a verifier in a container of its own is not supported",
         "task.toml: environment.os: 'windows' is not supported (linux)",
+        "task.toml: environment.gpus: no box has a GPU",
+        "task.toml: metadata.lineage: [metadata] must be a table",
         "task.toml: agent.timeout_sec: must be a number of seconds, is 'long'",
         "task.toml: verifier.timeout_sec: must be positive, is -1",
         "task.toml: verifier.env: must be a table of strings, is {'A': 1}",
@@ -57,7 +59,6 @@ def test_every_problem_is_listed_at_once_with_its_place(task_folder: Path) -> No
         "task.toml: environment.memory: must be a size like \"2G\", is 'much'",
         "task.toml: metadata.category: [metadata] must be a table",
         "task.toml: metadata.difficulty: [metadata] must be a table",
-        "task.toml: metadata.lineage: [metadata] must be a table",
         "task.toml: metadata.assertion_ids: [metadata] must be a table",
         "tests/: missing",
         "environment/: Dockerfile is missing, and task.toml names no environment.docker_image",
@@ -102,6 +103,43 @@ def test_schemas_and_legacy_keys_are_understood(task_folder: Path, version: str)
     assert task.manifest.verifier_timeout_s == 600.0
     assert task.manifest.agent_timeout_s == 900.0
     assert task.ref.category == "debugging"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "ancestors", "named"),
+    [
+        ('lineage = ["a", "b"]\nfamily = "f"', ("a", "b"), {"family": "f"}),
+        (
+            'parent_id = "p"\nseed_id = "s"\nround = 7\ncohort = 3',
+            ("s", "p"),
+            {"parent": "p", "round": "7", "cohort": "3"},
+        ),
+        (
+            '[metadata.lineage]\nroot = "s"\nparent_task = "s"\ngeneration = 1\nfamily = "f"\noperator = "deepen"',
+            ("s",),
+            {"parent": "s", "round": "1", "family": "f", "operator": "deepen"},
+        ),
+        ("", (), {}),
+    ],
+)
+def test_the_lineage_of_synthesised_tasks_is_read_under_every_name(
+    task_folder: Path, metadata: str, ancestors: tuple[str, ...], named: dict[str, str]
+) -> None:
+    (task_folder / "task.toml").write_text(f"\ufeff[metadata]\n{metadata}\n")
+    task = load_task(task_folder)
+    assert task.ref.lineage == ancestors
+    assert task.manifest.lineage.named() == named
+    assert named.items() <= task.metadata.items()
+
+
+def test_a_lineage_that_cannot_be_read_is_told_key_by_key(task_folder: Path) -> None:
+    (task_folder / "task.toml").write_text("[metadata.lineage]\nparent = [1]\ncohort = true\n")
+    assert problems(task_folder) == (
+        "task.toml: metadata.lineage.parent: must be a name or a number, is [1]",
+        "task.toml: metadata.lineage.cohort: must be a name or a number, is True",
+    )
+    (task_folder / "task.toml").write_text("[metadata]\nlineage = 3\n")
+    assert problems(task_folder) == ("task.toml: metadata.lineage: must be a list of ancestors or a table, is 3",)
 
 
 def test_a_task_without_a_solution_loads(task_folder: Path) -> None:

@@ -26,6 +26,8 @@ REPOSITORY = Path(__file__).parents[2]
 TASKS = REPOSITORY.parent / "shared" / "data" / "terminal-bench-2"
 IMAGES = Path(os.environ.get("LONGSHELL_IMAGES", REPOSITORY / "var" / "images"))
 PASSED_UNTOUCHED = {"git-leak-recovery": 4, "log-summary-date-ranges": 0, "regex-log": 0, "sqlite-db-truncate": 0}
+PROBED = ("git-leak-recovery", "regex-log", "sqlite-db-truncate")
+"""The solution of the fourth installs packages, at every run."""
 ASSERTIONS = {"git-leak-recovery": 5, "log-summary-date-ranges": 2, "regex-log": 1, "sqlite-db-truncate": 1}
 
 pytestmark = [
@@ -81,3 +83,15 @@ async def test_the_solution_passes_everything_and_doing_nothing_what_is_known(
     assert result.rejection is None, result.detail
     assert len(result.assertion_ids) == ASSERTIONS[name]
     assert len(result.pass_to_pass) == PASSED_UNTOUCHED[name]
+
+
+async def test_no_probe_is_paid_for_a_public_task(backend: SandboxBackend, limits: SandboxConfig) -> None:
+    """They were checked by many: what a probe finds here would be the probe's fault."""
+    if limits.backend == "docker":
+        pytest.skip("a verifier that installs its Python twenty times is run on one backend")
+    probes = {"commands": 2, "paths": 2}
+    pool = PoolConfig(imported={"train": ["/t"], "heldout": ["/h"], "probes": probes})
+    for name in PROBED:
+        result = await gate(load_task(TASKS / name), backend, pool, limits)
+        assert result.rejection is None, (name, result.detail)
+        assert len(result.pass_to_pass) == PASSED_UNTOUCHED[name]
