@@ -35,7 +35,8 @@ def write(folder: Path) -> tuple[set[str], dict[str, tuple[str, str]]]:
     sound = mixed.sound(train)
     for name in HELDOUT:
         mixed.animal(folder / "heldout" / name, name)
-    mixed.write(benchmark / "planets", PLANETS, "true", {"a": "true"})
+    mixed.write(benchmark / "planets", PLANETS, "true", {})
+    (benchmark / "planets/tests/test.sh").write_text("exit 1\n")
     mixed.write(train / "stars", f"Please: {PLANETS}", "true", {"a": "true"})
     expected["stars"] = "contaminated", "windows"
     twin = mixed.animal(train / "ystwin", "ystwin")
