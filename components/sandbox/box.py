@@ -256,7 +256,11 @@ class Box(ABC, Generic[Living]):
     async def reset(self) -> None:
         await self._close_terminals()
         old = self._life
-        self._life, _ = await asyncio.gather(self._renew(old), self._finish(old))
+        fresh = asyncio.ensure_future(self._renew(old))
+        try:
+            await self._finish(old)
+        finally:  # whether the old one could be ended or not, the new one is this box's to stop
+            self._life = await fresh
 
     async def stop(self) -> None:
         if self._stopped:

@@ -136,7 +136,7 @@ class ImageStore:
     @contextmanager
     def naming(self) -> Iterator[None]:
         """Hold the right to add bases and to give them names; waits for whoever has it."""
-        lock = os.open(self.folder / "locks" / "bases", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        lock = os.open(self.folder / "bases", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

@@ -44,7 +44,7 @@ POOLS = 8
 REAP_EVERY_S = 60.0
 WEIGH_EVERY_S = 5.0
 DISKS = 2
-"""Where nothing keeps a box to its disk, one file may fill it, and others as much again, before the box is ended."""
+"""Where nothing keeps a box to its disk, one file may fill it, and others as much again, before who writes is ended."""
 ADVICE = (
     "Start one (Debian, Ubuntu: apt-get install docker.io), name another with sandbox.docker.host, or use "
     "sandbox.backend=namespace, which needs none"
@@ -82,7 +82,7 @@ class DockerBackend:
         self._config = config.docker
         self._admission = admission
         self.lease = f"longshell-{secrets.token_hex(6)}"
-        self._images = Images(engine, config.docker.image, config.docker.build_network)
+        self._images = Images(engine, config.docker.image, config.docker.build_network, config.built_mb << 20)
         self._lives: dict[str, DockerLife] = {}
         self._names: set[str] = set()
         """Of containers that are being started, live, or are about to be removed."""
@@ -101,6 +101,7 @@ class DockerBackend:
             self._engine, self.lease, reaper.labels(self.lease, TTLS * self._config.box_ttl_s)
         )
         await self._try()
+        await self._images.collect()
         self._do(self._reap_now_and_then())
         if not self._quota:
             self._do(self._weigh_now_and_then())
@@ -134,6 +135,14 @@ class DockerBackend:
 
     async def start(self, spec: SandboxSpec) -> DockerBox:
         """A started box."""
+        try:
+            return await self._start(spec)
+        except InfraFault as fault:
+            if spec.snapshot is not None or not is_missing(fault):
+                raise
+        return await self._start(spec)  # its image was collected after it had been found
+
+    async def _start(self, spec: SandboxSpec) -> DockerBox:
         if self._closed:
             raise InfraFault(FaultCause.SANDBOX, "the backend is closed")
         if spec.snapshot is not None:
@@ -170,7 +179,10 @@ class DockerBackend:
         variables = [f"{name}={value}" for name, value in life.image.env.items()]
         # An image keeps the labels of its box, and gives them to whatever is made of it.
         conf = {"Labels": {reaper.LEASE: "", LABEL: repository.rpartition("/")[2]}, "Env": variables}
-        await self._engine.call(f"commit of {life.name}", lambda api: api.commit(life.name, repository, tag, conf=conf))
+        with life.moved():
+            await self._engine.call(
+                f"commit of {life.name}", lambda api: api.commit(life.name, repository, tag, conf=conf)
+            )
 
     async def save_snapshot(self, life: DockerLife) -> str:
         """Save the files of a box whose programs have ended."""
@@ -270,13 +282,13 @@ class DockerBackend:
                 stdin_open=True,
                 environment={"LD_PRELOAD": "", "LD_LIBRARY_PATH": ""},  # an image's are for its programs
                 healthcheck={"test": ["NONE"]},
-                labels={**reaper.labels(self.lease, self._config.box_ttl_s), reaper.DISK_MB: str(spec.disk_mb)},
+                labels=reaper.labels(self.lease, self._config.box_ttl_s),
                 host_config=host_config(api, spec, self.lease, quota=self._quota),
             )
 
         await self._engine.call(name, create)
         stream = BoxStream(await self._engine.attach(name), f"box {name}", lambda: self._why(name))
-        life = DockerLife(name, image, stream)
+        life = DockerLife(name, image, stream, DISKS * spec.disk_mb << 20)
         self._lives[name] = life
         ready = stream.expect(0)
         await self._engine.call(name, lambda api: api.start(name))
@@ -330,7 +342,7 @@ class DockerBackend:
                 log.warning("reaper: %s", fault.detail)
 
     async def _weigh_now_and_then(self) -> None:
-        """End boxes that have written more than their disk, where the engine cannot keep them to it."""
+        """Hold boxes to their disks, where the engine cannot."""
         limits = {"label": f"{reaper.LEASE}={self.lease}"}
         while True:
             await asyncio.sleep(WEIGH_EVERY_S)
@@ -339,12 +351,31 @@ class DockerBackend:
             except InfraFault as fault:
                 log.warning("boxes were not weighed: %s", fault.detail)
                 continue
-            for box in found:
-                life = self._lives.get(box["Names"][0].lstrip("/"))
-                most = DISKS * int(box["Labels"][reaper.DISK_MB]) if life is not None else 0
-                if life is not None and box.get("SizeRw", 0) > most << 20:
-                    life.stream.close(f"box {life.name} holds more than {most} MB, {DISKS} times its disk")
-                    self._do(self.end(life))
+            lives = [(self._lives.get(box["Names"][0].lstrip("/")), int(box.get("SizeRw", 0))) for box in found]
+            await asyncio.gather(*(self._weighed(life, held) for life, held in lives if life is not None))
+
+    async def _weighed(self, life: DockerLife, held: int) -> None:
+        """Whoever fills a box beyond its disk is ended, as if for memory, and its shells with it if that is not enough.
+
+        That is the policy's doing and not a fault: the box lives, and what is in it is graded.
+        """
+        if life.moving:
+            return
+        grown, life.held_bytes = held > life.held_bytes, held
+        if held <= life.most_bytes:
+            life.curbed = False
+            return
+        if life.curbed and not grown:
+            return
+        names = f"box {life.name} holds {held >> 20} MB, more than {life.most_bytes >> 20}"
+        try:
+            said, _ = await life.stream.request({"op": "curb", "spare": not life.curbed}, timeout_s=START_S)
+        except (InfraFault, OSError) as error:
+            life.stream.close(f"{names}, and its programs cannot be ended: {error}")
+            self._do(self.end(life))
+            return
+        life.curbed = True
+        log.warning("%s: ended %s", names, ", ".join(said["ended"]) or "nothing")
 
     async def close(self) -> None:
         """Stop every box and let go of the engine. Idempotent; an engine that is away has its reaper later."""

@@ -7,7 +7,8 @@ this machine's kernel.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -30,13 +31,32 @@ COPY_S = 600.0
 
 @dataclass
 class DockerLife(Life):
-    """One running container."""
+    """One running container.
+
+    Attributes:
+        most_bytes: it may hold on disk, beside its image; `held_bytes` it did when it was weighed last.
+        curbed: that was too much, and programs of it were ended.
+        moving: its files are being copied or saved, and none of its programs runs: it is not weighed.
+    """
 
     name: str
     image: Image
     stream: BoxStream
+    most_bytes: int
+    held_bytes: int = 0
+    curbed: bool = False
+    moving: bool = False
     oom_seen: int = 0
     outlet: Outlet | None = None
+
+    @contextmanager
+    def moved(self) -> Iterator[None]:
+        """For the time in which its first process, at work or stopped by the engine, hears nothing else."""
+        self.moving = True
+        try:
+            yield
+        finally:
+            self.moving = False
 
     @property
     def exchange(self) -> BoxStream:
@@ -118,18 +138,21 @@ class DockerBox(Box[DockerLife]):
         changed = changes.sort(await self._backend.changes(self._life))
         own = {*changed.present} - {*changed.removed} - {normal_path(path) for path in self._spec.files}
         doubtful = sorted({*said["doubtful"], *(own & {f"/{HOME}/{name}" for name in AT_HOME})})
-        reverted = [*said["changed"], *changed.reverted][: 2 * MOST_TOLD]
-        left = Left(tuple(reverted), tuple(doubtful), tuple(said["ended"]))
         spec = replace(self._spec, network=self._spec.view_network)
         life = await self._backend.launch(spec, self._life.image)
         try:
-            await self._life.stream.copy_to(life.stream, changed.present, changed.removed, COPY_S)
+            with self._life.moved(), life.moved():
+                copied = await self._life.stream.copy_to(life.stream, changed, COPY_S)
+                life.most_bytes += copied.size  # of the agent's work; its disk is for what the verifier writes
         except OSError as error:
             await self._backend.end(life)
             raise InfraFault(FaultCause.SANDBOX, f"{self.id}: its files cannot be written again: {error}") from error
         except BaseException:
             await asyncio.shield(self._backend.end(life))
             raise
+        replaced = [f"replaced {path}" for path in copied.left]
+        reverted = [*said["changed"], *replaced, *changed.reverted][: 2 * MOST_TOLD]
+        left = Left(tuple(reverted), tuple(doubtful), tuple(said["ended"]))
         return DockerView(self._backend, self._spec, life, left)
 
     async def snapshot(self) -> str:

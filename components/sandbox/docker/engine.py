@@ -7,10 +7,12 @@ waited for, so that what it made can be removed.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -27,6 +29,8 @@ CALL_S = 60
 CALLS_AT_ONCE = 16
 ATTACH_S = 30.0
 UPGRADE = "Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 0"
+SILENCE = (DockerException, requests.RequestException, urllib3.exceptions.HTTPError, OSError)
+"""How an engine that is away, or falls silent amid an answer, looks to the SDK."""
 Answer = TypeVar("Answer")
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -36,10 +40,11 @@ class Engine:
 
     def __init__(self, host: str) -> None:
         self.host = host
-        self.api: Any = docker.APIClient(
-            base_url=host, version=API_VERSION, timeout=CALL_S, max_pool_size=CALLS_AT_ONCE
-        )
+        self.api = self._client(CALL_S)
         self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, "docker")
+
+    def _client(self, silence_s: float) -> Any:
+        return docker.APIClient(base_url=self.host, version=API_VERSION, timeout=silence_s, max_pool_size=CALLS_AT_ONCE)
 
     async def call(
         self, what: str, function: Callable[[Any], Answer], cause: FaultCause = FaultCause.SANDBOX
@@ -60,8 +65,39 @@ class Engine:
             raise InfraFault(FaultCause.IMAGE, f"{what}: {said(error)}") from error
         except APIError as error:
             raise InfraFault(cause, f"{what}: the engine at {self.host} refused: {said(error)}") from error
-        except (DockerException, requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+        except SILENCE as error:
             raise InfraFault(cause, f"{what}: the engine at {self.host} does not answer: {error}") from error
+
+    @contextmanager
+    def bounded(self, timeout_s: float) -> Iterator[Any]:
+        """A client for what may take so long as a whole; an engine stops what nobody waits for any more.
+
+        Raises:
+            TimeoutError: its time was up: whatever was being read was cut off.
+        """
+        api, late = self._client(timeout_s), threading.Event()
+        answers: list[Any] = []
+        api.hooks["response"].append(lambda answer, **_: answers.append(answer))
+
+        def cut() -> None:
+            late.set()
+            for answer in answers:
+                with suppress(OSError, ValueError), socket.socket(fileno=os.dup(answer.raw.fileno())) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(timeout_s, cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield api
+        except SILENCE:
+            if not late.is_set():
+                raise
+        finally:
+            timer.cancel()
+            api.close()
+        if late.is_set():
+            raise TimeoutError(f"more than {timeout_s:g} s")
 
     async def attach(self, container: str) -> Stream:
         """The standard streams of a container, to be started yet. Its stdin closes with this stream."""
@@ -99,8 +135,3 @@ def said(error: APIError) -> str:
 def is_missing(fault: InfraFault) -> bool:
     """Whether what was asked for is not there."""
     return isinstance(fault.__cause__, NotFound)
-
-
-def lines(stream: Any) -> list[dict[str, Any]]:
-    """The messages of a build or a pull, parsed."""
-    return [json.loads(line) if isinstance(line, (bytes, str)) else line for line in stream]

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from docker.errors import APIError, NotFound
+
 from components.errors import FaultCause, InfraFault
-from components.sandbox.docker.engine import Engine, is_missing, lines
+from components.sandbox.docker.engine import Engine, is_missing
 from components.sandbox.docker.tools import LABEL
 from components.sandbox.image import ImageSpec, instructions, read_tree
+from components.sandbox.store import RECENT_S
+
+log = logging.getLogger(__name__)
 
 REPOSITORY, STATES, SNAPSHOTS = "longshell/task", "longshell/state", "longshell/snapshot"
 STEP = re.compile(r"Step (\d+)/\d+ : (.*)")
@@ -45,10 +52,12 @@ class Images:
     Args:
         default: what tasks without an image start from.
         network: the engine's network for what builds run.
+        most_bytes: what built images may take before the longest unused are removed.
     """
 
-    def __init__(self, engine: Engine, default: str, network: str) -> None:
+    def __init__(self, engine: Engine, default: str, network: str, most_bytes: int) -> None:
         self._network = network
+        self._most_bytes = most_bytes
         self._engine = engine
         self._default = default
         self._making: dict[str, asyncio.Task[Image]] = {}
@@ -67,10 +76,11 @@ class Images:
         tag = f"{STATES}:{key}"
 
         async def have() -> Image:
-            found = await self._find(tag)
+            found = await self._use(tag)
             if found is None:
                 await make(STATES, key)
-                found = await self._find(tag)
+                await self.collect()
+                found = await self._use(tag)
             if found is None:
                 raise InfraFault(FaultCause.IMAGE, f"{tag} was committed and is not there")
             return found
@@ -117,12 +127,42 @@ class Images:
         pairs = (entry.partition("=") for entry in told["Config"].get("Env") or ())
         return Image(told["Id"], {variable: value for variable, _, value in pairs})
 
+    async def _use(self, tag: str) -> Image | None:
+        """A built image, which is not collected for a while: the engine notes when a tag was given last."""
+        found = await self._find(tag)
+        if found is not None:
+            await self._engine.call(tag, lambda api: api.tag(found.id, *tag.split(":")))
+        return found
+
+    async def collect(self) -> None:
+        """Remove built images, the longest unused first, until the others fit.
+
+        An engine removes none that a box is made of, in whatever process; what was asked for lately stays, too. What it
+        refuses, and what another was faster with, is left.
+        """
+        removed = await self._engine.call("collection of images", self._collect)
+        if removed:
+            log.info("removed %d image(s) of the engine, the longest unused: %s", len(removed), ", ".join(removed))
+
+    def _collect(self, api: Any) -> list[str]:
+        kept = [found for image in api.images() if (found := _inspected(api, image["Id"])) is not None]
+        now = _moment(api.info()["SystemTime"])
+        removed: list[str] = []
+        excess = sum(_room(image, kept) for image in kept if _built_tags(image)) - self._most_bytes
+        for image in sorted(kept, key=_used):
+            if excess <= 0 or not _built_tags(image) or now - _used(image) < RECENT_S:
+                continue
+            gone = [tag for tag in _built_tags(image) if _removed(api, tag)]
+            removed += gone
+            excess -= _room(image, kept) if gone else 0
+        return removed
+
     async def _named(self, name: str) -> Image:
         found = await self._find(name)
         if found is not None:
             return found
         problems = await self._engine.call(
-            name, lambda api: [step["error"] for step in lines(api.pull(name, stream=True)) if "error" in step],
+            name, lambda api: [step["error"] for step in api.pull(name, stream=True, decode=True) if "error" in step],
             FaultCause.IMAGE,
         )  # fmt: skip
         found = await self._find(name)
@@ -133,33 +173,86 @@ class Images:
         return found
 
     async def _built(self, tag: str, context: Path, timeout_s: float) -> Image:
-        found = await self._find(tag)
+        found = await self._use(tag)
         if found is not None:
             return found
-        await self._engine.call(tag, lambda api: self._build(api, tag, context, timeout_s), FaultCause.IMAGE)
-        found = await self._find(tag)
+        await self._engine.call(tag, lambda _: self._build_within(tag, context, timeout_s), FaultCause.IMAGE)
+        await self.collect()
+        found = await self._use(tag)
         if found is None:
             raise InfraFault(FaultCause.IMAGE, f"{context}: the engine built no {tag}")
         return found
 
-    def _build(self, api: Any, tag: str, context: Path, timeout_s: float) -> None:
-        """Follow a build to its end; the first thing that goes wrong is told with its line."""
-        step, command, output = 0, "", ""
-        options = {"tag": tag, "rm": True, "forcerm": True, "labels": {LABEL: "task"}, "timeout": int(timeout_s)}
-        options["network_mode"] = self._network
-        for message in lines(api.build(path=os.fspath(context), **options)):
+    def _build_within(self, tag: str, context: Path, timeout_s: float) -> None:
+        """A build as a whole has this time, whether it is silent or tells something all the while."""
+        at = "Dockerfile"
+        try:
+            with self._engine.bounded(timeout_s) as api:
+                for step in self._build(api, tag, context):
+                    at = step
+        except TimeoutError as error:
+            raise InfraFault(FaultCause.IMAGE, f"{at} was ended: the build took {error}") from error
+
+    def _build(self, api: Any, tag: str, context: Path) -> Iterator[str]:
+        """Follow a build to its end, step by step; the first thing that goes wrong is told with its line."""
+        at, output = "Dockerfile", ""
+        options = {"tag": tag, "rm": True, "forcerm": True, "labels": {LABEL: "task"}, "decode": True}
+        for message in api.build(path=os.fspath(context), network_mode=self._network, **options):
             said = message.get("stream", "")
             begun = STEP.match(said)
             if begun:
-                step, command, output = int(begun[1]), begun[2], ""
+                at, output = f"{_line(context, int(begun[1]))}: {begun[2][:200]}", ""
             else:
                 output = (output + said)[-TOLD_CHARS:]
             if "error" in message:
                 code = message.get("errorDetail", {}).get("code")
                 ending = f"exited {code}" if code else message["error"]
-                raise InfraFault(
-                    FaultCause.IMAGE, f"{_line(context, step)}: {command[:200]} {ending}: {output.strip()}"
-                )
+                raise InfraFault(FaultCause.IMAGE, f"{at} {ending}: {output.strip()}")
+            yield at
+
+
+def _inspected(api: Any, image: str) -> dict[str, Any] | None:
+    try:
+        return dict(api.inspect_image(image))
+    except NotFound:  # removed meanwhile
+        return None
+
+
+def _removed(api: Any, tag: str) -> bool:
+    try:
+        api.remove_image(tag)
+    except APIError as error:
+        if error.status_code not in (404, 409):  # removed by another; a box is made of it
+            raise
+        return False
+    return True
+
+
+def _built_tags(image: Mapping[str, Any]) -> list[str]:
+    """The names by which a built image is removed; none where somebody has given it another."""
+    tags = image["RepoTags"] or []
+    return tags if all(tag.startswith((f"{REPOSITORY}:", f"{STATES}:")) for tag in tags) else []
+
+
+def _room(image: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> int:
+    """Bytes of what an image does not share with the largest that it was made of."""
+    layers = image["RootFS"].get("Layers") or []
+    below = [
+        other["Size"]
+        for other in others
+        if (shared := other["RootFS"].get("Layers") or []) != layers and shared == layers[: len(shared)]
+    ]
+    return int(image["Size"] - max(below, default=0))
+
+
+def _used(image: Mapping[str, Any]) -> float:
+    return max(_moment(image["Metadata"]["LastTagTime"]), _moment(image["Created"]))
+
+
+def _moment(text: str) -> float:
+    """Seconds since the epoch of what an engine calls a time; it calls none the year 1."""
+    moment = datetime.fromisoformat(text)
+    return moment.timestamp() if moment.year > 1 else 0.0
 
 
 def _saved(name: str) -> str:

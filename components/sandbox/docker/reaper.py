@@ -24,8 +24,6 @@ from components.sandbox.docker.engine import Engine
 log = logging.getLogger(__name__)
 
 LEASE, HOST, OWNER, DEADLINE = (f"longshell.{name}" for name in ("lease", "host", "owner", "deadline"))
-DISK_MB = "longshell.disk_mb"
-"""What a box may hold on disk, for who weighs it."""
 
 
 def this_host() -> str:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from components.errors import FaultCause, InfraFault
+from components.sandbox.docker.changes import ABOVE_RECORDS, Changes
 from components.sandbox.docker.engine import Stream
 from components.sandbox.exchange import Exchange
 from components.sandbox.line import FLOOD_PAUSE_S
@@ -33,6 +34,13 @@ class Pieces(NamedTuple):
 
     come: asyncio.Queue[bytes]
     room: asyncio.Semaphore
+
+
+class Copied(NamedTuple):
+    """How much was brought from one box to another, and what was left out because it is no folder any more."""
+
+    size: int
+    left: list[str]
 
 
 class BoxStream(Exchange[bytes, bytes]):
@@ -60,19 +68,21 @@ class BoxStream(Exchange[bytes, bytes]):
             raise self._fault
         self._writer.write(frames.pack(body, attached or b""))
 
-    async def copy_to(self, other: BoxStream, paths: list[str], removed: list[str], timeout_s: float) -> None:
-        """Bring what stands at these paths of this box into another, where the removed are removed first."""
+    async def copy_to(self, other: BoxStream, changed: Changes, timeout_s: float) -> Copied:
+        """Bring what stands at the present paths of this box into another, where the removed are removed first."""
         number = other.next_id()
         done = other.expect(number)
         sent = self.next_id()
         all_sent = self.expect(sent)
         pieces = self._pieces[sent] = Pieces(asyncio.Queue(), asyncio.Semaphore(PIECES_HELD))
-        other.post({"op": "unpack", "id": number, "removed": removed})
-        self.post({"op": "pack", "id": sent, "paths": paths})
+        other.post({"op": "unpack", "id": number, "removed": changed.removed})
+        self.post({"op": "pack", "id": sent, "paths": changed.present, "folders": sorted(ABOVE_RECORDS)})
         all_sent.add_done_callback(lambda _: pieces.come.put_nowait(b""))
+        size = 0
         try:
             async with asyncio.timeout(timeout_s):
                 while piece := await pieces.come.get():
+                    size += len(piece)
                     other.post({"op": "piece"}, piece)
                     await other._writer.drain()
                     pieces.room.release()
@@ -82,8 +92,9 @@ class BoxStream(Exchange[bytes, bytes]):
             del self._pieces[sent]
             pieces.room.release()  # whoever has read one that nobody waits for reads on
         other.post({"op": "piece"})
-        await self.reply(all_sent, "pack", timeout_s)
+        answer, _ = await self.reply(all_sent, "pack", timeout_s)
         await other.reply(done, "unpack", timeout_s)
+        return Copied(size, answer["left"])
 
     def line(self, number: int) -> RemoteLine:
         """The line of a terminal that is about to be opened."""

@@ -80,7 +80,8 @@ def _marked(pid: int, mark: bytes) -> bool:
         return False
 
 
-def _kill(pids: set[int]) -> None:
+def kill(pids: set[int]) -> None:
+    """Of those that have ended meanwhile nothing is said."""
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -101,7 +102,7 @@ def end_command(leader: int, mark: bytes, spared: set[int]) -> None:
         victims -= {own, *spared}
         if not victims:
             return
-        _kill(victims)
+        kill(victims)
         time.sleep(PAUSE_S)
 
 
@@ -112,7 +113,7 @@ def end_descendants() -> None:
         victims = descendants(own, listing())
         if not victims:
             return
-        _kill(victims)
+        kill(victims)
         reap_dead()
         time.sleep(PAUSE_S)
 

@@ -13,10 +13,11 @@ import select
 import signal
 import socket
 import threading
+import time
 import traceback
 from typing import Any, NamedTuple
 
-from . import frames, kernel, seal, seccomp, server, transfer, tty, tunnel, users, wire
+from . import changes, frames, kernel, processes, seal, seccomp, server, transfer, tty, tunnel, users, wire
 from .build import Handles
 from .headtail import READ_BYTES, HeadTail
 from .userland import TOP_LINKS
@@ -70,7 +71,11 @@ class Screen:
 
 
 class BoxServer(server.Server):
-    """The server of every box; here it also starts what no program may look into."""
+    """The server of every box; here it also starts what no program may look into, and ends who fills the disk."""
+
+    def __init__(self, control: socket.socket, place: server.Place) -> None:
+        super().__init__(control, place)
+        self._guarded: set[int] = set()
 
     default_signals = [number for number in server.DEFAULT_SIGNALS if number != signal.SIGXFSZ]
     """A file that grows beyond the box's disk is an error that programs are told, not their end."""
@@ -82,9 +87,36 @@ class BoxServer(server.Server):
             return super()._spawn(body, actions)
         os.setresgid(-1, NOBODY_GROUP, -1)
         try:
-            return super()._spawn(body, actions)
+            pid = super()._spawn(body, actions)
         finally:
             os.setresgid(-1, 0, -1)
+        self._guarded.add(pid)
+        return pid
+
+    def _operations(self) -> dict[str, server.Operation]:
+        return {**super()._operations(), "curb": self._curb}
+
+    def _curb(self, body: wire.Body, fds: list[int]) -> None:
+        """End every program, or, with `spare`, all but shells at terminals and what is guarded; tells who that was.
+
+        What is spared goes on as it would after any other end of what it had started.
+        """
+        spared: set[int] = set()
+        if body["spare"]:
+            spared = {pid for pid, running in self._running.items() if pid in self._guarded or running.deadline is None}
+        ended: dict[str, None] = {}
+        for _ in range(processes.ROUNDS):
+            victims = processes.descendants(os.getpid(), processes.listing()) - spared
+            ended |= dict.fromkeys(processes.names(victims))
+            if spared:
+                processes.kill(victims)
+            else:
+                processes.end_namespace()
+            self._report_ended(processes.reap_dead())
+            if not processes.names(victims):
+                break
+            time.sleep(processes.PAUSE_S)
+        self._reply({"id": body["id"], "ended": changes.told(iter(ended))})
 
 
 class Relay:
@@ -358,8 +390,8 @@ class Relay:
         self._say({"id": body["id"]})
 
     def _pack(self, body: dict[str, Any], blob: bytes) -> None:
-        transfer.pack(body["paths"], lambda piece: self._say({"piece": body["id"]}, piece))
-        self._say({"id": body["id"]})
+        left = transfer.pack(body["paths"], body["folders"], lambda piece: self._say({"piece": body["id"]}, piece))
+        self._say({"id": body["id"], "left": left})
 
     def _unpack(self, body: dict[str, Any], blob: bytes) -> None:
         transfer.remove(body["removed"])

@@ -17,7 +17,7 @@ import stat
 import struct
 import termios
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from . import changes, processes, seccomp, users, wire
@@ -29,6 +29,9 @@ OOM_PREFERENCE = "500"
 CHUNK = 1 << 20
 END_PATIENCE_S = 5.0
 MARK = "LONGSHELL_EXEC"
+
+
+Operation = Callable[[wire.Body, list[int]], None]
 
 
 class Place(NamedTuple):
@@ -155,9 +158,8 @@ class Server:
         if self._timed_out:
             self._report_ended(processes.reap_dead())
 
-    def _handle(self, body: wire.Body, fds: list[int]) -> None:
-        """The boundary at which a request's failure becomes its answer."""
-        operations = {
+    def _operations(self) -> dict[str, Operation]:
+        return {
             "exec": self._exec,
             "terminal": self._terminal,
             "put": self._put,
@@ -166,8 +168,11 @@ class Server:
             "furnished": self._furnished,
             "layers": self._layers,
         }
+
+    def _handle(self, body: wire.Body, fds: list[int]) -> None:
+        """The boundary at which a request's failure becomes its answer."""
         try:
-            operations[body["op"]](body, fds)
+            self._operations()[body["op"]](body, fds)
         except (OSError, ValueError) as error:
             self._reply({"id": body["id"], **describe(error)})
         finally:

@@ -51,11 +51,16 @@ class _Receiver:
             self._ended = not self._receive()
 
 
-def pack(paths: list[str], send: Callable[[bytes], None]) -> None:
-    """Send what stands at these paths: no folder's contents, no sockets, no devices."""
+def pack(paths: list[str], folders: list[str], send: Callable[[bytes], None]) -> list[str]:
+    """Send what stands at these paths: no folder's contents, no sockets, no devices.
+
+    What stands at one of `folders` and is none, but a link perhaps, is not sent, and given back: the other box has what
+    its image has there, and what is below it.
+    """
     sender: Any = _Sender(send)
+    left = [path for path in paths if path in folders and os.path.lexists(path) and not _is_folder(path)]
     with tarfile.open(fileobj=sender, mode="w|", bufsize=PIECE_BYTES, format=tarfile.PAX_FORMAT) as archive:
-        for path in _found(paths):
+        for path in _found([path for path in paths if path not in left]):
             try:
                 entry = archive.gettarinfo(path, arcname=path)
             except FileNotFoundError:
@@ -68,6 +73,7 @@ def pack(paths: list[str], send: Callable[[bytes], None]) -> None:
                     archive.addfile(entry, file)
             else:
                 archive.addfile(entry)
+    return left
 
 
 def _found(paths: list[str]) -> list[str]:
