@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import socket
+import tarfile
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import urllib3
+from docker.errors import APIError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from components.config import SandboxConfig
 from components.errors import FaultCause, InfraFault
 from components.sandbox import leases
+from components.sandbox.admission import Admission
 from components.sandbox.docker import changes, profile, reaper
+from components.sandbox.docker.backend import DockerBackend
+from components.sandbox.docker.box import DockerLife
 from components.sandbox.docker.engine import Engine
+from components.sandbox.docker.images import Image, Images
 from components.sandbox.docker.outlet import Outlet
 from components.sandbox.docker.stream import HEAD, PIECES_HELD, BoxStream
-from components.sandbox.zygote import frames, seccomp
+from components.sandbox.zygote import frames, seccomp, transfer
 
 
 @given(st.lists(st.tuples(st.dictionaries(st.text(), st.integers()), st.binary(max_size=50))), st.integers(1, 40))
@@ -61,6 +70,74 @@ def test_a_view_has_the_records_of_a_package_manager_as_the_image_does() -> None
     found = changes.sort(listed)
     assert found.present == ["/var", "/var/cache", "/var/lib", "/var/lib/dpkg-mine", "/var/mail"]
     assert found.removed == ["/var/mail"], "what holds records is not removed"
+
+
+def test_what_is_no_folder_above_the_records_is_not_sent(tmp_path: Path) -> None:
+    (tmp_path / "var").mkdir()
+    (tmp_path / "var" / "lib").symlink_to("/srv")
+    paths = [f"{tmp_path}/var", f"{tmp_path}/var/lib", f"{tmp_path}/var/gone"]
+    sent: list[bytes] = []
+    assert transfer.pack(paths, paths, sent.append) == [f"{tmp_path}/var/lib"]
+    with tarfile.open(fileobj=io.BytesIO(b"".join(sent))) as archive:
+        assert archive.getnames() == [f"{tmp_path}/var".lstrip("/")]
+
+
+async def test_a_box_over_its_disk_has_who_writes_ended_and_then_its_shells_but_is_no_fault() -> None:
+    asked: list[bool] = []
+
+    class Stream:
+        async def request(self, body: dict[str, Any], *, timeout_s: float) -> tuple[dict[str, Any], bytes]:
+            asked.append(body["spare"])
+            return {"ended": ["head"]}, b""
+
+    stream: Any = Stream()
+    life = DockerLife("box", Image("image", {}), stream, most_bytes=100)
+    admission = Admission(Path("/"), min_free_mb=0, starts_per_s=1)
+    backend = DockerBackend(Engine("unix:///nowhere"), SandboxConfig(), admission)
+    for held in (100, 101, 101, 102, 50, 101):  # full; over; no more; more; emptied; over again
+        await backend._weighed(life, held)
+    assert asked == [True, False, True]
+    with life.moved():
+        await backend._weighed(life, 200)
+    assert len(asked) == 3, "who copies its files hears nothing else"
+
+
+def image_of(name: str, size: int, used: int, *layers: str) -> dict[str, Any]:
+    times = {"Created": "2026-01-01T00:00:00Z", "Metadata": {"LastTagTime": f"2026-01-01T00:{used:02d}:00.123456789Z"}}
+    return {"Id": name, "RepoTags": [name], "Size": size, "RootFS": {"Layers": list(layers)}, **times}
+
+
+def test_images_are_collected_by_their_own_room_the_longest_unused_first() -> None:
+    found = [
+        image_of("debian:12", 100, 0, "a"),
+        image_of("longshell/task:old", 130, 1, "a", "b"),
+        image_of("longshell/task:busy", 120, 2, "a", "c"),
+        image_of("longshell/state:of-old", 135, 3, "a", "b", "d"),
+        image_of("longshell/snapshot:kept", 200, 0, "a", "e"),
+        image_of("longshell/task:new", 150, 9, "a", "f"),
+        image_of("longshell/task:recent", 150, 59, "a", "g"),
+    ]
+
+    class Api:
+        def images(self) -> list[dict[str, Any]]:
+            return found
+
+        def info(self) -> dict[str, Any]:
+            return {"SystemTime": "2026-01-01T01:00:00.5Z"}
+
+        def inspect_image(self, name: str) -> dict[str, Any]:
+            return next(image for image in found if image["Id"] == name)
+
+        def remove_image(self, name: str) -> None:
+            if "busy" in name:
+                refusal = requests.Response()
+                refusal.status_code = 409
+                raise APIError("a box is made of it", refusal)
+
+    # Beside debian's hundred: 30 and 20, 5 over the first, 50 and 50.
+    for most, removed in ((155, []), (154, ["old"]), (124, ["old", "of-old"]), (0, ["old", "of-old", "new"])):
+        collected = Images(Engine("unix:///nowhere"), "debian:12", "none", most)._collect(Api())
+        assert [tag.partition(":")[2] for tag in collected] == removed
 
 
 def test_what_only_the_other_backend_has_is_refused() -> None:
@@ -173,16 +250,17 @@ async def test_files_are_copied_no_faster_than_the_other_box_takes_them() -> Non
     (source, from_), (reader, to) = (Reader(), Writer()), (Reader(), Writer())
     one, other = (BoxStream(ends, "box", _why) for ends in ((source, from_), (reader, to)))  # type: ignore[arg-type]
     many = 4 * PIECES_HELD
-    copying = asyncio.create_task(one.copy_to(other, ["/x"], [], 30))
+    copying = asyncio.create_task(one.copy_to(other, changes.Changes(["/x"], [], []), 30))
     while not from_.said:
         await asyncio.sleep(0)
-    source.say(*(({"piece": 1}, b"%d" % number) for number in range(many)), ({"id": 1}, b""))
+    source.say(*(({"piece": 1}, b"%d" % number) for number in range(many)), ({"id": 1, "left": ["/var"]}, b""))
     for _ in range(20 * many):
         await asyncio.sleep(0)
     assert source.pieces <= PIECES_HELD + 3
     to.free.set()
     reader.say(({"id": 1}, b""))
-    await asyncio.wait_for(copying, 5)
+    copied = await asyncio.wait_for(copying, 5)
+    assert (copied.size, copied.left) == (sum(len(b"%d" % number) for number in range(many)), ["/var"])
     said = [blob for body, blob in to.said if body["op"] == "piece"]
     assert said == [*(b"%d" % number for number in range(many)), b""]
     one.close("done")
