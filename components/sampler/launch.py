@@ -266,12 +266,13 @@ def _wait_health(process: subprocess.Popen[bytes], host: str, port: int, timeout
     Raises:
         ServiceError: the process ended, or stayed unhealthy.
     """
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a node's address is not in `no_proxy`
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise ServiceError(f"ended with exit code {process.returncode} before it was ready")
         try:
-            with urllib.request.urlopen(f"http://{host}:{port}/health", timeout=_POLL_S * 5):
+            with direct.open(f"http://{host}:{port}/health", timeout=_POLL_S * 5):
                 return port
         except (urllib.error.URLError, OSError):
             time.sleep(_POLL_S)

@@ -144,7 +144,12 @@ def started(tmp_path: Path) -> dict[str, Any]:
     return found
 
 
-def test_sglang_is_started_with_what_the_client_relies_on_and_ends_with_all_its_processes(tmp_path: Path) -> None:
+def test_sglang_is_started_with_what_the_client_relies_on_and_ends_with_all_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # of the machine, and not for its own servers
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
     with launch_fake(tmp_path) as server:
         fake = started(tmp_path)
         assert server.alive
