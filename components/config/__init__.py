@@ -1,5 +1,6 @@
 """Configuration: frozen, validated whole before anything starts, dumped as JSON into every job's spec."""
 
+from components.config.audit import AuditConfig, EndpointConfig, JudgeConfig, RepairConfig, SelectionConfig
 from components.config.campaign import CampaignConfig, RlConfig
 from components.config.evaluation import BENCHMARKS, HELDOUT, EvaluationConfig, HarborConfig, SuiteConfig
 from components.config.layout import KernelsConfig, LayoutConfig, layout_problems
@@ -21,6 +22,7 @@ from components.config.world import DemonstrationConfig, HabitConfig, ImportConf
 __all__ = [
     "BENCHMARKS",
     "HELDOUT",
+    "AuditConfig",
     "CampaignConfig",
     "CheckpointsConfig",
     "ClippedValueConfig",
@@ -29,6 +31,7 @@ __all__ = [
     "CriticConfig",
     "CriticWarmupConfig",
     "DemonstrationConfig",
+    "EndpointConfig",
     "EvaluationConfig",
     "HabitConfig",
     "HarborConfig",
@@ -37,6 +40,7 @@ __all__ = [
     "HlGaussConfig",
     "HybridConfig",
     "ImportConfig",
+    "JudgeConfig",
     "KernelsConfig",
     "LayoutConfig",
     "ModelConfig",
@@ -45,12 +49,14 @@ __all__ = [
     "PpoConfig",
     "ProbeConfig",
     "PublishConfig",
+    "RepairConfig",
     "RewardConfig",
     "RlConfig",
     "RolloutConfig",
     "SGLangConfig",
     "SamplerConfig",
     "SandboxConfig",
+    "SelectionConfig",
     "SuiteConfig",
     "SupervisedConfig",
     "TrainerConfig",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from components.config.audit import AuditConfig
 from components.config.section import Section
 
 
@@ -53,6 +54,8 @@ class PoolConfig(Section):
 
     imported: ImportConfig | None = None
     """None: tasks are generated."""
+    audit: AuditConfig | None = None
+    """None: what the gates admit is trained on. Else a judge audits it, and the best are selected."""
     train_tasks: int = Field(2_000, ge=1)
     """Of imported tasks, at most as many."""
     heldout_tasks: int = Field(256, ge=1)

@@ -159,15 +159,20 @@ def admit(pool: Pool, verdict: Audit) -> Pool:
     return write_index(
         pool.folder,
         [
-            replace(
-                ref,
-                assertion_ids=result.assertion_ids,
-                fail_to_pass=result.fail_to_pass,
-                pass_to_pass=result.pass_to_pass,
-            )
+            with_assertions(ref, result)
             for ref in pool.refs
             if (result := verdict.results.get(ref.task_id)) is not None and result.rejection is None
         ],
+    )
+
+
+def with_assertions(ref: TaskRef, result: GateResult) -> TaskRef:
+    """`ref` with the assertion lists that were measured."""
+    return replace(
+        ref,
+        assertion_ids=result.assertion_ids,
+        fail_to_pass=result.fail_to_pass,
+        pass_to_pass=result.pass_to_pass,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -132,10 +132,15 @@ def load_task(path: str | Path) -> Task:
     return Task(_reference(folder, manifest), folder, instruction, manifest)
 
 
-def directory_digest(folder: Path) -> str:
-    """Content digest of a directory: names, execute bits, link targets and bytes; nothing of time or owner."""
+def directory_digest(folder: Path, *, without: Collection[str] = ()) -> str:
+    """Content digest of a directory: names, execute bits, link targets and bytes; nothing of time or owner.
+
+    `without` names entries, relative to the directory, that do not count.
+    """
     digest = hashlib.sha256()
     for name, path in sorted(_entries(folder)):
+        if name in without:
+            continue
         if path.is_symlink():
             kind, content = "link", os.readlink(path).encode()
         elif path.is_dir():
