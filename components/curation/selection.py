@@ -61,15 +61,15 @@ class Candidate:
 
     @classmethod
     def of(cls, task: Task, quality: float) -> Candidate:
-        """Reads `metadata.family`, `metadata.parent` and `metadata.cohort` of a task whose assertions were measured."""
-        groups = {name: task.metadata.get(name) for name in ("family", "parent", "cohort")}
-        named = {name: value if isinstance(value, str) else None for name, value in groups.items()}
-        ref = task.ref
+        """Reads the groups of a task whose assertions were measured from its lineage."""
+        ref, lineage = task.ref, task.manifest.lineage
         return cls(
             ref.task_id,
             quality,
             ref.category,
-            **named,
+            lineage.family,
+            lineage.parent,
+            lineage.cohort,
             assertions=len(ref.fail_to_pass),
             binary_only=ref.binary_only,
         )

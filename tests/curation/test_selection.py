@@ -109,9 +109,9 @@ def test_the_implied_scale_is_the_90th_percentile_of_assertions() -> None:
     assert assertion_statistics([])["implied_scale"] is None
 
 
-def test_groups_are_read_from_a_tasks_metadata_and_absent_where_it_names_none(tmp_path) -> None:
+def test_groups_are_read_from_a_tasks_lineage_and_absent_where_it_names_none(tmp_path) -> None:
     write_task(next(iter(generate(PoolConfig(), Split.TRAIN, seed=3))), tmp_path / "t")
     manifest = tmp_path / "t" / "task.toml"
     manifest.write_text(manifest.read_text().replace("[metadata]", '[metadata]\nfamily = "text"\ncohort = 7'))
     found = Candidate.of(load_task(tmp_path / "t"), 0.9)
-    assert (found.family, found.parent, found.cohort, found.quality) == ("text", None, None, 0.9)
+    assert (found.family, found.parent, found.cohort, found.quality) == ("text", None, "7", 0.9)
