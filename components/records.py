@@ -45,6 +45,10 @@ class TaskRef:
 
     `fail_to_pass` lists the assertions that fail on the untouched environment and pass under the oracle; `pass_to_pass`
     those that already pass untouched. Both are measured by curation and are empty before it.
+
+    `lineage` names the tasks that it descends from, oldest first, one a generation: its length is the task's depth. A
+    task that was synthesized has `parents` (the first is the last of `lineage`), the `operator` that made it of them,
+    and the `round` it was made in; for others these are empty and 0.
     """
 
     pool_id: str
@@ -56,6 +60,9 @@ class TaskRef:
     fail_to_pass: tuple[str, ...] = ()
     pass_to_pass: tuple[str, ...] = ()
     difficulty: str = "unknown"
+    parents: tuple[str, ...] = ()
+    operator: str = ""
+    round: int = 0
 
     @property
     def binary_only(self) -> bool:

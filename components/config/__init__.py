@@ -16,6 +16,7 @@ from components.config.ppo import (
 )
 from components.config.rollout import CompactionConfig, HarnessConfig, RewardConfig, RolloutConfig, SandboxConfig
 from components.config.sampler import HealthConfig, PublishConfig, SamplerConfig, SGLangConfig
+from components.config.synthesis import SynthesisConfig
 from components.config.training import CheckpointsConfig, OptimizerConfig, SupervisedConfig, TrainerConfig
 from components.config.world import DemonstrationConfig, HabitConfig, ImportConfig, PoolConfig, ProbeConfig
 
@@ -59,6 +60,7 @@ __all__ = [
     "SelectionConfig",
     "SuiteConfig",
     "SupervisedConfig",
+    "SynthesisConfig",
     "TrainerConfig",
     "digest",
     "layout_problems",

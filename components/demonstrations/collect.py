@@ -144,7 +144,7 @@ async def _grade(task: GeneratedTask, box: Sandbox) -> VerifierReport:
     result = await box.exec(
         ["/bin/bash", "--norc", "-s"],
         timeout_s=VERIFIER_TIMEOUT_S,
-        stdin=verifier_script(task).encode(),
+        stdin=verifier_script(task.checks).encode(),
         secret=f"{nonce}\n".encode(),
     )
     return parse_report(result.output.decode("utf-8", "replace"), "assertions.jsonl", nonce=nonce)

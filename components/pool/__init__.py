@@ -1,6 +1,7 @@
 """Tasks: Harbor directories, the pool that indexes them, and the generator of the miniature's."""
 
 from components.pool.build import build_pool
+from components.pool.directory import read_outline
 from components.pool.generator import GeneratedTask, Split, generate
 from components.pool.imported import LeftOut, import_tasks
 from components.pool.index import Cursor, Pool, choose, index_folder, write_index
@@ -20,5 +21,6 @@ __all__ = [
     "import_tasks",
     "index_folder",
     "load_task",
+    "read_outline",
     "write_index",
 ]

@@ -7,7 +7,8 @@ every check true; the untouched environment never does.
 from __future__ import annotations
 
 from components.pool.lexicon import TYPOS, Draw
-from components.pool.subtask import Check, Family, Instance
+from components.pool.outline import Check
+from components.pool.subtask import Family, Instance
 
 
 def _lines(*lines: str) -> str:

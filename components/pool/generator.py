@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
@@ -17,6 +17,7 @@ from itertools import count
 from components.config import PoolConfig
 from components.pool.families import FAMILIES
 from components.pool.lexicon import Draw
+from components.pool.outline import Outline, difficulty
 from components.pool.subtask import Subtask
 
 GENERATOR_VERSION = "1"
@@ -44,26 +45,24 @@ class GeneratedTask:
     subtasks: tuple[Subtask, ...]
 
     @property
+    def outline(self) -> Outline:
+        """Its steps and files, as they are written down."""
+        files = {path: text for subtask in self.subtasks for path, text in subtask.instance.files.items()}
+        return Outline(tuple(subtask.step for subtask in self.subtasks), files)
+
+    @property
     def instruction(self) -> str:
-        return "".join(f"{number}:{subtask.instruction}\n" for number, subtask in enumerate(self.subtasks, 1))
+        return self.outline.instruction
 
     @property
-    def solution(self) -> str:
-        return "".join(f"{subtask.solution}\n" for subtask in self.subtasks)
-
-    @property
-    def files(self) -> dict[str, str]:
+    def files(self) -> Mapping[str, str]:
         """What stands in the working directory when the agent arrives."""
-        return {path: text for subtask in self.subtasks for path, text in subtask.instance.files.items()}
+        return self.outline.files
 
     @property
     def checks(self) -> list[tuple[str, tuple[str, ...]]]:
         """(assertion id, call) of every assertion, e.g. `2-sort:equals`."""
-        return [
-            (f"{number}-{subtask.family.name}:{check.name}", check.call)
-            for number, subtask in enumerate(self.subtasks, 1)
-            for check in subtask.instance.checks
-        ]
+        return self.outline.checks
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -76,8 +75,7 @@ class GeneratedTask:
 
     @property
     def difficulty(self) -> str:
-        """By the number of subtasks: easy to 2, medium 3, hard from 4."""
-        return ("easy", "easy", "medium", "hard")[min(len(self.subtasks), 4) - 1]
+        return difficulty(len(self.subtasks))
 
     @property
     def content_digest(self) -> str:

@@ -25,8 +25,8 @@ from components.pool.task import Task, load_task
 from components.records import TaskRef
 
 INDEX = "pool.parquet"
-_LISTS = ("lineage", "assertion_ids", "fail_to_pass", "pass_to_pass")
-_SCHEMA = pa.schema([(f.name, pa.list_(pa.string()) if f.name in _LISTS else pa.string()) for f in fields(TaskRef)])
+_COLUMNS = {"str": pa.string(), "int": pa.int64(), "tuple[str, ...]": pa.list_(pa.string())}
+_SCHEMA = pa.schema([(field.name, _COLUMNS[str(field.type)]) for field in fields(TaskRef)])
 
 
 @dataclass(frozen=True, slots=True)

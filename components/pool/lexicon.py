@@ -8,6 +8,7 @@ thousands of examples (facts: docs/miniature.md).
 from __future__ import annotations
 
 import random
+from collections.abc import Set
 
 _NAMES = """
 alpha beta gamma delta lunar solar amber copper river ocean forest desert bridge tower garden market report invoice
@@ -40,19 +41,20 @@ TYPOS = {
 
 
 class Draw:
-    """The seeded draws of one task. Names and words come without replacement."""
+    """The seeded draws of one task. Names and words come without replacement, and none that is `taken`."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, taken: Set[str] = frozenset()) -> None:
         self.rng = rng
-        self._names = rng.sample(NAMES, len(NAMES))
-        self._words = rng.sample(WORDS, len(WORDS))
+        names, words = ([each for each in every if each not in taken] for every in (NAMES, WORDS))
+        self._names = rng.sample(names, len(names))
+        self._words = rng.sample(words, len(words))
 
     def name(self) -> str:
-        """A file name no other subtask has."""
+        """A file name no other subtask has. Raises LookupError when none is left."""
         return self._names.pop()
 
     def word(self) -> str:
-        """A word no other subtask has."""
+        """A word no other subtask has. Raises LookupError when none is left."""
         return self._words.pop()
 
     def words(self, count: int) -> list[str]:

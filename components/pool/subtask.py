@@ -1,7 +1,6 @@
 """What one family contributes to a task.
 
-A family is a wording, a reference solution and a way to draw instances; a subtask is one instance. Checks are calls of
-functions of the verifier script (`checks.sh`), each with the name under which its outcome is reported.
+A family is a wording, a reference solution and a way to draw instances; a subtask is one instance.
 """
 
 from __future__ import annotations
@@ -11,16 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from components.pool.lexicon import Draw
+from components.pool.outline import Check, Step
 
 Group = Literal["files", "text", "search", "git"]
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One assertion: its name within the subtask, and the verifier function with its arguments."""
-
-    name: str
-    call: tuple[str, ...]
+GUARD = "kept"
+"""The name of every check that holds untouched already. What a solution must not break is no credit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +52,13 @@ class Subtask:
     def solution(self) -> str:
         """The reference commands. They need not look at anything first, unlike an agent."""
         return self.fill(self.family.solution)
+
+    @property
+    def step(self) -> Step:
+        """This subtask as it is written down."""
+        checks = self.instance.checks
+        guards = frozenset(check.name for check in checks if check.name == GUARD)
+        return Step(self.family.name, self.instruction, self.solution, checks, guards)
 
     def fill(self, template: str, **found: str) -> str:
         """`template` with this instance's slots, and with what an agent `found` by looking."""

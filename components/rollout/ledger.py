@@ -70,7 +70,7 @@ class LedgerRow:
     detail: str = ""
 
 
-CLASSES = ("category", "difficulty")
+CLASSES = ("category", "difficulty", "lineage_depth")
 """Columns whose values are the classes that shares are compared by."""
 
 

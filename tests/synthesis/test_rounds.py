@@ -1,0 +1,134 @@
+"""Rounds in real boxes: what is accepted was run, and a run that is interrupted repeats nothing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from components.config import PoolConfig, SynthesisConfig
+from components.errors import FaultCause, InfraFault, TaskError
+from components.pool import Pool, import_tasks, load_task
+from components.sandbox import Sandbox, SandboxBackend, SandboxSpec
+from components.synthesis import RoundReport, World, open_run, synthesize
+from tests.synthesis.conftest import LIMITS, root_pool, write_foreign
+
+SMALL = SynthesisConfig(rounds=2, tasks=4)
+
+
+class Counting:
+    """A backend that counts its boxes, and fails from one of them on."""
+
+    def __init__(self, inner: SandboxBackend, fails_from: int | None = None) -> None:
+        self.inner, self.started, self.fails_from = inner, 0, fails_from
+        self.name, self.isolation = inner.name, inner.isolation
+
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        if self.fails_from is not None and self.started >= self.fails_from:
+            raise InfraFault(FaultCause.SANDBOX, "no more boxes")
+        self.started += 1
+        return await self.inner.start(spec)
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
+async def grow(
+    source: Path, folder: Path, backend: SandboxBackend, config: SynthesisConfig = SMALL, seed: int = 1
+) -> list[RoundReport]:
+    pool = open_run(source, folder, config, seed)
+    return await synthesize(pool, folder, World(backend, LIMITS, PoolConfig(), 4), config, seed=seed)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {ref.task_id: ref.digest for ref in Pool(folder).refs}
+
+
+async def test_rounds_make_longer_tasks_and_an_interrupted_run_ends_in_the_same_ones(
+    backend: SandboxBackend, tmp_path: Path
+) -> None:
+    source, folder = root_pool(tmp_path / "pool", 12).folder, tmp_path / "grown"
+    before = sorted(path.stat().st_mtime_ns for path in source.rglob("*"))
+    broken = Counting(backend, fails_from=6)
+    with pytest.raises(InfraFault, match="have no verdict, a later run asks again"):
+        await grow(source, folder, broken)
+    assert set(digests(folder)) == {"grown-1-00000", "grown-1-00001", "grown-1-00002", "grown-1-00003"}
+    going_on = Counting(backend)
+    reports = await grow(source, folder, going_on)
+    assert broken.started + going_on.started == 8, "every task was run once"
+    again = Counting(backend)
+    assert await grow(source, folder, again) == reports
+    assert again.started == 0
+    assert [(report.accepted, len(report.fates)) for report in reports] == [(4, 4), (4, 4)]
+    grown = Pool(folder)
+    assert len(grown) == 8
+    for ref in grown.refs:
+        assert grown.load(ref.task_id).ref == ref
+        assert (ref.round, len(ref.lineage)) == (int(ref.task_id.split("-")[1]),) * 2
+        assert ref.parents[0] == ref.lineage[-1]
+        assert ref.fail_to_pass
+    assert before == sorted(path.stat().st_mtime_ns for path in source.rglob("*")), "the pool is only read"
+    told = [json.loads(line) for line in (folder / ".synthesis" / "proposals.jsonl").read_text().splitlines()]
+    assert [each["task"] for each in told] == [ref.task_id for ref in grown.refs]
+    assert import_tasks([folder], tmp_path / "imported") == []
+    assert {path.name for path in (tmp_path / "imported").iterdir()} == set(digests(folder))
+
+
+async def test_a_task_in_another_dialect_goes_on_in_sentences_with_its_own_tests_unchanged(
+    backend: SandboxBackend, tmp_path: Path
+) -> None:
+    origin = write_foreign(tmp_path / "pool" / "report")
+    reports = await grow(tmp_path / "pool", tmp_path / "grown", backend, SynthesisConfig(rounds=2, tasks=2))
+    assert [report.accepted for report in reports] == [2, 2]
+    grown = Pool(tmp_path / "grown")
+    for ref in grown.refs:
+        task = load_task(grown.folder / ref.task_id)
+        assert task.instruction.startswith((origin / "instruction.md").read_text().rstrip())
+        assert "\n1:" in task.instruction
+        assert (task.path / "tests" / "origin.sh").read_text() == (origin / "tests" / "test.sh").read_text()
+        assert task.metadata["author"] == 'Ä "x"'
+        assert "origin:verdict" in ref.fail_to_pass
+        assert len(ref.fail_to_pass) >= 3
+        assert "moment" not in task.instruction, "what differs from run to run is no input"
+    last = [ref for ref in grown.refs if ref.round == 2]
+    assert all("\n2:" in load_task(grown.folder / ref.task_id).instruction for ref in last)
+
+
+def test_another_run_is_refused_where_one_is(tmp_path: Path) -> None:
+    source = root_pool(tmp_path / "pool", 3).folder
+    open_run(source, tmp_path / "grown", SMALL, 1)
+    open_run(source, tmp_path / "grown", SMALL, 1)
+    with pytest.raises(TaskError, match="seed: 1 there, 2 here"):
+        open_run(source, tmp_path / "grown", SMALL, 2)
+    with pytest.raises(TaskError, match="is not empty"):
+        open_run(source, source, SMALL, 1)
+
+
+@pytest.mark.nightly
+async def test_three_rounds_lengthen_tasks_each_time_within_their_caps(backend: SandboxBackend, tmp_path: Path) -> None:
+    pool = root_pool(tmp_path / "pool", 60)
+    config = SynthesisConfig(rounds=3, tasks=40, per_parent=3, per_category=25, per_family=15)
+    reports = await grow(pool.folder, tmp_path / "grown", backend, config)
+    sizes = [reports[0].before, *(report.after for report in reports)]
+    for before, after in itertools.pairwise(sizes):
+        assert before is not None
+        assert after is not None
+        assert (after.turns > before.turns, after.assertions > before.assertions) == (True, True)
+    assert all(report.share >= 0.6 and report.accepted >= 30 for report in reports), [str(each) for each in reports]
+    grown = Pool(tmp_path / "grown")
+    known = {ref.task_id: ref for ref in pool.refs} | {ref.task_id: ref for ref in grown.refs}
+    children = Counter(parent for ref in grown.refs for parent in ref.parents)
+    assert max(children.values()) <= config.per_parent
+    for number in range(1, config.rounds + 1):
+        of_round = [ref for ref in grown.refs if ref.round == number]
+        assert max(Counter(ref.category for ref in of_round).values()) <= config.per_category
+        assert max(Counter(ref.operator for ref in of_round).values()) <= config.per_family
+        assert median(len(ref.lineage) for ref in of_round) == number
+    for ref in grown.refs:
+        assert set(ref.parents) | set(ref.lineage) <= set(known)
+        assert known[ref.parents[0]].lineage == ref.lineage[:-1]
+        assert len(ref.fail_to_pass) > len(known[ref.parents[0]].fail_to_pass)
