@@ -19,6 +19,16 @@ class Pool:
 
 
 @dataclass(frozen=True)
+class GrownPool:
+    """Tasks that were made of a pool's: a folder in the store, and where that is."""
+
+    key: str
+    address: str
+    digest: str
+    tasks: int
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """A model folder in the store, and how it came about."""
 

@@ -11,6 +11,7 @@ from components.config.ppo import PpoConfig
 from components.config.rollout import HarnessConfig, RewardConfig, RolloutConfig, SandboxConfig
 from components.config.sampler import PublishConfig, SamplerConfig
 from components.config.section import Section
+from components.config.synthesis import SynthesisConfig
 from components.config.training import CheckpointsConfig, SupervisedConfig, TrainerConfig
 from components.config.world import PoolConfig
 
@@ -31,6 +32,8 @@ class CampaignConfig(Section):
     seed: int = Field(1, ge=0)
     model: ModelConfig = ModelConfig()
     pool: PoolConfig = PoolConfig()
+    synthesis: SynthesisConfig = SynthesisConfig()
+    """How the flow `synthesize` grows the training tasks. A campaign that trains on them imports them."""
     base: SupervisedConfig | None = None
     """How the base model is trained when `model.path` is absent."""
     sft: SupervisedConfig

@@ -2,6 +2,6 @@
 
 from components.synthesis.report import Fate, RoundReport
 from components.synthesis.rounds import World, synthesize
-from components.synthesis.run import open_run
+from components.synthesis.run import STATE, open_run
 
-__all__ = ["Fate", "RoundReport", "World", "open_run", "synthesize"]
+__all__ = ["STATE", "Fate", "RoundReport", "World", "open_run", "synthesize"]

@@ -73,17 +73,19 @@ class RoundReport:
         """Some of the rejections."""
         return [f"{fate.task}: {fate.reason}: {fate.detail}" for fate in self.fates if fate.reason][:TOLD]
 
+    def metrics(self) -> dict[str, float]:
+        """Figures of the round; those of accepted tasks are absent where there is none."""
+        size = {} if self.after is None else {f"{name}_median": value for name, value in asdict(self.after).items()}
+        return {"proposed": float(len(self.fates)), "accepted": float(self.accepted), **size}
+
     def row(self) -> dict[str, Any]:
         """For a table."""
         kinds = Counter(fate.operator for fate in self.fates if not fate.reason)
-        size = {} if self.after is None else {f"{name}_median": value for name, value in asdict(self.after).items()}
         return {
             "round": self.round,
-            "proposed": len(self.fates),
-            "accepted": self.accepted,
+            **self.metrics(),
             "accepted_share": round(self.share, 3),
             "repaired": sum(bool(fate.repairs) and not fate.reason for fate in self.fates),
-            **size,
             "operators": dict(sorted(kinds.items())),
             "rejected": dict(sorted(Counter(fate.reason for fate in self.fates if fate.reason).items())),
         }

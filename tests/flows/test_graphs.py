@@ -6,6 +6,7 @@ import pytest
 
 import flows.campaign
 import flows.evaluate
+import flows.synthesize
 from components.cluster import REPOSITORY
 from components.config import CampaignConfig, load
 from tasks.results import Checkpoint, Pool, WarmCritic
@@ -80,6 +81,15 @@ def test_a_critic_is_warmed_up_on_the_sft_checkpoint_when_the_configuration_asks
     assert order.index("sft") < order.index("warm_up") < order.index("rl_leg")
     assert next(call for call in calls if call[0] == "warm_up")[2].label == "sft"
     assert next(call for call in calls if call[0] == "rl_leg")[-1] == WarmCritic("critic")
+
+
+def test_what_is_grown_is_the_pool_that_was_curated(monkeypatch) -> None:
+    asked: list = []
+    monkeypatch.setattr(flows.synthesize, "claim", lambda config: "name")
+    monkeypatch.setattr(flows.synthesize, "curate", lambda config: POOL)
+    monkeypatch.setattr(flows.synthesize, "grow", lambda config, pool: asked.append(pool) or "grown")
+    assert flows.synthesize.synthesize.fn(config()) == "grown"
+    assert asked == [POOL]
 
 
 @pytest.mark.parametrize("found", [None, Checkpoint("leg-2", "leg-2", 20)])

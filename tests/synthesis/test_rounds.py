@@ -15,6 +15,7 @@ from components.errors import FaultCause, InfraFault, TaskError
 from components.pool import Pool, import_tasks, load_task
 from components.sandbox import Sandbox, SandboxBackend, SandboxSpec
 from components.synthesis import RoundReport, World, open_run, synthesize
+from components.synthesis.__main__ import main
 from tests.synthesis.conftest import LIMITS, root_pool, write_foreign
 
 SMALL = SynthesisConfig(rounds=2, tasks=4)
@@ -106,6 +107,14 @@ def test_another_run_is_refused_where_one_is(tmp_path: Path) -> None:
         open_run(source, tmp_path / "grown", SMALL, 2)
     with pytest.raises(TaskError, match="is not empty"):
         open_run(source, source, SMALL, 1)
+
+
+def test_the_command_says_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = root_pool(tmp_path / "pool", 1).folder
+    assert main([str(source), "--into", str(tmp_path / "grown"), "--rounds", "0"]) == 2
+    assert "--rounds: Input should be greater than or equal to 1" in capsys.readouterr().err
+    assert main([str(tmp_path / "none"), "--into", str(tmp_path / "grown")]) == 2
+    assert "none" in capsys.readouterr().err
 
 
 @pytest.mark.nightly
