@@ -47,8 +47,8 @@ class TaskRef:
     those that already pass untouched. Both are measured by curation and are empty before it.
 
     `lineage` names the tasks that it descends from, oldest first, one a generation: its length is the task's depth. A
-    task that was synthesized has `parents` (the first is the last of `lineage`), the `operator` that made it of them,
-    and the `round` it was made in; for others these are empty and 0.
+    task that was synthesized has `parents` (the first is the one that it continues), the `operator` that made it of
+    them, and the `round` it was made in; for others these are empty.
     """
 
     pool_id: str
@@ -62,7 +62,7 @@ class TaskRef:
     difficulty: str = "unknown"
     parents: tuple[str, ...] = ()
     operator: str = ""
-    round: int = 0
+    round: str = ""
 
     @property
     def binary_only(self) -> bool:

@@ -32,4 +32,4 @@ class SynthesisConfig(Section):
     per_category: int = Field(160, ge=1)
     """Tasks of one category that a round accepts."""
     per_family: int = Field(320, ge=1)
-    """Tasks of one operator that a round accepts."""
+    """Tasks of one family of operators that a round accepts."""

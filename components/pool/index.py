@@ -25,7 +25,7 @@ from components.pool.task import Task, load_task
 from components.records import TaskRef
 
 INDEX = "pool.parquet"
-_COLUMNS = {"str": pa.string(), "int": pa.int64(), "tuple[str, ...]": pa.list_(pa.string())}
+_COLUMNS = {"str": pa.string(), "tuple[str, ...]": pa.list_(pa.string())}
 _SCHEMA = pa.schema([(field.name, _COLUMNS[str(field.type)]) for field in fields(TaskRef)])
 
 

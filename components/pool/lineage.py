@@ -23,9 +23,17 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Attributes: `ancestors`, the oldest first; the rest as text, None where the task does not say."""
+    """Where a task comes from.
+
+    Attributes:
+        ancestors: the oldest first.
+        parents: all that it was made of, `parent` first.
+
+    The rest as text, None where the task does not say.
+    """
 
     ancestors: tuple[str, ...] = ()
+    parents: tuple[str, ...] = ()
     parent: str | None = None
     round: str | None = None
     family: str | None = None
@@ -57,8 +65,12 @@ def read_lineage(metadata: Mapping[str, Any]) -> tuple[Lineage, list[str]]:
             values[field] = None if value is None else str(value)
         else:
             problems.append(f"{place}.{key}: must be a name or a number, is {value!r}")
+    parents = table.get("parents", [])
+    if not isinstance(parents, list) or not all(isinstance(name, str) for name in parents):
+        problems.append(f"{place}.parents: must be a list of strings, is {parents!r}")
     if problems:
         return Lineage(), problems
     seed = values.pop("seed")
+    every = tuple(dict.fromkeys(name for name in (values["parent"], *parents) if name is not None))
     line = told if isinstance(told, list | tuple) and told else [seed, values["parent"]]
-    return Lineage(tuple(dict.fromkeys(name for name in line if name is not None)), **values), []
+    return Lineage(tuple(dict.fromkeys(name for name in line if name is not None)), every, **values), []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from components.pool.lineage import Lineage, read_lineage
@@ -61,38 +61,6 @@ class Manifest:
     environment_env: Mapping[str, str] = field(default_factory=dict)
     verifier_env: Mapping[str, str] = field(default_factory=dict)
     solution_env: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Synthesis:
-    """How a task was made of others, as `[metadata.synthesis]` tells it.
-
-    Attributes:
-        parents: the tasks that it was made of; the first is the one that it continues.
-        operator: what was done with them.
-        round: the round of synthesis that it was made in, from 1.
-        pass_to_pass: assertions that are declared to hold untouched already.
-    """
-
-    parents: tuple[str, ...] = ()
-    operator: str = ""
-    round: int = 0
-    pass_to_pass: tuple[str, ...] = ()
-
-    def to_toml(self) -> dict[str, Any]:
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-
-
-def synthesis_of(metadata: Mapping[str, Any]) -> Synthesis:
-    """How a task was made. A table of another form is someone else's, and says nothing here."""
-    table = metadata.get("synthesis")
-    if not isinstance(table, dict) or set(table) != {each.name for each in fields(Synthesis)}:
-        return Synthesis()
-    lists = [table["parents"], table["pass_to_pass"]]
-    ours = isinstance(table["operator"], str) and isinstance(table["round"], int)
-    if not ours or not all(isinstance(each, list) and all(isinstance(name, str) for name in each) for each in lists):
-        return Synthesis()
-    return Synthesis(tuple(lists[0]), table["operator"], table["round"], tuple(lists[1]))
 
 
 def parse_manifest(text: str) -> tuple[Manifest, list[str]]:

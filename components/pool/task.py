@@ -15,7 +15,7 @@ from typing import Any
 
 from components.config import SandboxConfig
 from components.errors import TaskError
-from components.pool.manifest import Manifest, parse_manifest, synthesis_of
+from components.pool.manifest import Manifest, parse_manifest
 from components.records import TaskRef
 from components.sandbox.contract import SandboxSpec
 from components.sandbox.image import ImageSpec, read_dockerfile
@@ -196,7 +196,6 @@ def _environment(folder: Path, manifest: Manifest) -> list[str]:
 
 def _reference(folder: Path, manifest: Manifest) -> TaskRef:
     metadata = manifest.metadata
-    made = synthesis_of(metadata)
     path = folder.resolve()
     return TaskRef(
         pool_id=path.parent.name,
@@ -206,7 +205,7 @@ def _reference(folder: Path, manifest: Manifest) -> TaskRef:
         lineage=manifest.lineage.ancestors,
         assertion_ids=tuple(metadata.get("assertion_ids", ())),
         difficulty=metadata.get("difficulty", "unknown"),
-        parents=made.parents,
-        operator=made.operator,
-        round=made.round,
+        parents=manifest.lineage.parents,
+        operator=manifest.lineage.operator or "",
+        round=manifest.lineage.round or "",
     )

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.pool.directory import outline_files, write_files
-from components.pool.manifest import Synthesis
 from components.pool.outline import Outline, difficulty
 from components.pool.toml_text import toml_text
 from components.synthesis.measure import words
@@ -26,12 +25,14 @@ class Draft:
     """One proposal.
 
     Attributes:
-        operator: who made it.
+        family: the kind of operator that made it.
+        operator: which of its kind, by the step that it added.
         parents: what it was made of; the first is the one that it continues.
         parts: all of its steps, those of its parents among them; in one box, one after the other.
         turns: of its reference solution.
     """
 
+    family: str
     operator: str
     parents: tuple[Source, ...]
     parts: tuple[Outline, ...]
@@ -69,18 +70,17 @@ class Draft:
 
     def write(self, folder: Path, *, round_: int) -> None:
         """Writes the task directory `folder`, whose name is the task's; what stands there is replaced."""
-        made = Synthesis(
-            parents=tuple(parent.ref.task_id for parent in self.parents),
-            operator=self.operator,
-            round=round_,
-            pass_to_pass=tuple(self.declared),
-        )
         first = self.first.ref
         metadata = {
             "difficulty": difficulty(self.turns) if self.first.extends is None else first.difficulty,
             "category": first.category,
             "lineage": [*first.lineage, first.task_id],
-            "synthesis": made.to_toml(),
+            "parent": first.task_id,
+            "parents": [parent.ref.task_id for parent in self.parents],
+            "round": round_,
+            "operator": self.operator,
+            "family": self.family,
+            "pass_to_pass": list(self.declared),
         }
         writing = folder.parent / f".{folder.name}.{os.getpid()}"
         shutil.rmtree(writing, ignore_errors=True)

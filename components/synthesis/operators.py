@@ -85,7 +85,7 @@ def compose(source: Source, others: Sequence[Source], rng: random.Random) -> Dra
     for other in rng.sample(others, min(len(others), PARTNERS)):
         if other.extends is None and other.path != source.path and not paths & paths_of(other.outline):
             parts = (source.outline, other.outline)
-            return Draft("compose", (source, other), parts, source.turns + other.turns)
+            return Draft("compose", "compose", (source, other), parts, source.turns + other.turns)
     return None
 
 
@@ -147,7 +147,7 @@ def _renamed(outline: Outline, other: Mapping[str, str]) -> Outline:
 
 
 def _extended(
-    operator: str,
+    family: str,
     source: Source,
     step: Step,
     *,
@@ -156,7 +156,9 @@ def _extended(
 ) -> Draft:
     steps = source.outline.steps if before is None else before
     given = {**source.outline.files, **(files or {})}
-    return Draft(operator, (source,), (Outline(guarded((*steps, step), given), given),), source.turns + 1)
+    return Draft(
+        family, f"{family}-{step.label}", (source,), (Outline(guarded((*steps, step), given), given),), source.turns + 1
+    )
 
 
 def _shuffled(artifacts: Mapping[str, Lines], rng: random.Random) -> list[tuple[str, Lines]]:

@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.config import SandboxConfig
+from components.curation import Refused
+from components.curation.rig import Rig
 from components.errors import TaskError
-from components.harness import dismiss
 from components.pool import Task
 from components.sandbox import Sandbox, SandboxBackend
 from components.synthesis.steps import Lines
 
 RUNS = 2
-DEFAULT_SOLUTION_S = 600.0
-"""For tasks that set no agent timeout."""
 _LIST_S = 30.0
 LARGEST_FILE = 4 << 10
 MOST_LINES = 40
@@ -48,7 +47,11 @@ async def look(task: Task, backend: SandboxBackend, sandbox: SandboxConfig, kept
     """
     path = kept / f"{task.ref.digest}.json"
     if not path.exists():
-        runs = [await _run(task, backend, sandbox) for _ in range(RUNS)]
+        try:
+            rig = Rig.of(task, backend, sandbox)
+            runs = [await _run(rig) for _ in range(RUNS)]
+        except Refused as refusal:
+            raise TaskError(str(task.path), [f"{refusal.rejection}: {refusal.detail}"]) from refusal
         first = runs[0].files
         files = {name: lines for name, lines in first.items() if all(run.files.get(name) == lines for run in runs)}
         names = sorted(frozenset[str]().union(*(run.names for run in runs)))
@@ -60,22 +63,15 @@ async def look(task: Task, backend: SandboxBackend, sandbox: SandboxConfig, kept
     return Seen({name: tuple(lines) for name, lines in document["files"].items()}, frozenset(document["names"]))
 
 
-async def _run(task: Task, backend: SandboxBackend, sandbox: SandboxConfig) -> Seen:
-    if task.solution_dir is None:
-        raise TaskError(str(task.path), ["solution/solve.sh is missing: there is nothing to go on from"])
-    spec = task.sandbox_spec(sandbox)
-    box = await backend.start(spec)
-    try:
-        before, _ = await _listed(box, spec.workdir)
-        await box.put_tree(task.solution_dir, "/solution")
-        limit_s = task.agent_timeout_s or DEFAULT_SOLUTION_S
-        await box.exec(["bash", "/solution/solve.sh"], timeout_s=limit_s, env=task.manifest.solution_env)
-        after, names = await _listed(box, spec.workdir)
+async def _run(rig: Rig) -> Seen:
+    workdir = rig.spec.workdir
+    async with rig.box() as box:
+        before, _ = await _listed(box, workdir)
+        await rig.solve(box)
+        after, names = await _listed(box, workdir)
         made = sorted(name for name, digest in after.items() if before.get(name) != digest and _NAME.fullmatch(name))
-        found = {name: _lines(await box.get(f"{spec.workdir}/{name}", max_bytes=LARGEST_FILE)) for name in made}
+        found = {name: _lines(await box.get(f"{workdir}/{name}", max_bytes=LARGEST_FILE)) for name in made}
         return Seen({name: lines for name, lines in found.items() if lines is not None}, names)
-    finally:
-        await dismiss(box)
 
 
 async def _listed(box: Sandbox, workdir: str) -> tuple[dict[str, str], frozenset[str]]:

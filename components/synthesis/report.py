@@ -19,6 +19,7 @@ class Fate:
     """One proposal. `reason` is empty for an accepted one; else it is told with what was seen."""
 
     task: str
+    family: str
     operator: str
     parents: tuple[str, ...]
     repairs: int
@@ -80,13 +81,13 @@ class RoundReport:
 
     def row(self) -> dict[str, Any]:
         """For a table."""
-        kinds = Counter(fate.operator for fate in self.fates if not fate.reason)
+        kinds = Counter(fate.family for fate in self.fates if not fate.reason)
         return {
             "round": self.round,
             **self.metrics(),
             "accepted_share": round(self.share, 3),
             "repaired": sum(bool(fate.repairs) and not fate.reason for fate in self.fates),
-            "operators": dict(sorted(kinds.items())),
+            "families": dict(sorted(kinds.items())),
             "rejected": dict(sorted(Counter(fate.reason for fate in self.fates if fate.reason).items())),
         }
 

@@ -74,8 +74,9 @@ class Proposal:
     detail: str = ""
 
     def fate(self) -> Fate:
-        parents = tuple(parent.ref.task_id for parent in self.draft.parents)
-        return Fate(self.task_id, self.draft.operator, parents, self.repairs, self.reason, self.detail)
+        draft = self.draft
+        parents = tuple(parent.ref.task_id for parent in draft.parents)
+        return Fate(self.task_id, draft.family, draft.operator, parents, self.repairs, self.reason, self.detail)
 
 
 @dataclass
@@ -181,7 +182,7 @@ def _plan(
     """Drafts for what the round still lacks, within the caps. Every parent comes once before one comes again."""
     accepted = [proposal.draft for proposal in before if not proposal.reason]
     categories = Counter(draft.first.ref.category for draft in accepted)
-    families = Counter(draft.operator for draft in accepted)
+    families = Counter(draft.family for draft in accepted)
     planned: list[Proposal] = []
     for _ in range(config.per_parent):
         for parent in rng.sample(grown.last, len(grown.last)):
@@ -196,7 +197,7 @@ def _plan(
             grown.contents.add(draft.content)
             grown.children.update(each.ref.task_id for each in draft.parents)
             categories[parent.ref.category] += 1
-            families[draft.operator] += 1
+            families[draft.family] += 1
             task_id = f"grown-{round_}-{len(before) + len(planned):05d}"
             planned.append(Proposal(task_id, round_, draft))
     return planned

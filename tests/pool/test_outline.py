@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from components.config import PoolConfig
 from components.errors import TaskError
-from components.pool import Split, generate, load_task, read_outline
+from components.pool import Split, generate, read_outline
 from components.pool.directory import write_task
-from components.pool.manifest import Synthesis, synthesis_of
 from components.pool.toml_text import toml_text
 
 
@@ -48,13 +47,3 @@ def test_what_is_written_as_toml_reads_back(document: dict) -> None:
 def test_what_toml_has_no_word_for_is_refused() -> None:
     with pytest.raises(ValueError, match="None"):
         toml_text({"a": None})
-
-
-def test_a_table_of_someone_else_s_is_no_lineage_of_ours(task_folder: Path) -> None:
-    made = Synthesis(("a", "b"), "compose", 2, ("x",))
-    assert synthesis_of({"synthesis": made.to_toml()}) == made
-    for table in ({}, {"round": 3}, {**made.to_toml(), "round": "third"}, {**made.to_toml(), "parents": [1]}, 7):
-        assert synthesis_of({"synthesis": table}) == Synthesis()
-    with (task_folder / "task.toml").open("a") as file:
-        file.write('\n[metadata.synthesis]\nmodel = "some"\n')
-    assert load_task(task_folder).ref.parents == ()

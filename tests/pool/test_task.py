@@ -21,7 +21,7 @@ def test_a_generated_task_loads_with_its_metadata(task_folder: Path) -> None:
     assert task.ref.pool_id == "pool"
     assert task.ref.task_id == "train-00000"
     assert task.ref.category in {"files", "text", "search", "git"}
-    assert (task.ref.lineage, task.ref.parents, task.ref.round) == ((), (), 0)
+    assert (task.ref.lineage, task.ref.parents, task.ref.round) == ((), (), "")
     assert task.metadata["generator"] == "1"
     assert task.ref.assertion_ids
     assert task.ref.fail_to_pass == ()
@@ -120,6 +120,7 @@ def test_schemas_and_legacy_keys_are_understood(task_folder: Path, version: str)
             ("s",),
             {"parent": "s", "round": "1", "family": "f", "operator": "deepen"},
         ),
+        ('parents = ["p", "q"]\nparent = "p"\nlineage = ["s", "p"]', ("s", "p"), {"parent": "p"}),
         ("", (), {}),
     ],
 )
@@ -130,6 +131,7 @@ def test_the_lineage_of_synthesised_tasks_is_read_under_every_name(
     task = load_task(task_folder)
     assert task.ref.lineage == ancestors
     assert task.manifest.lineage.named() == named
+    assert task.ref.parents[:1] == tuple(value for name, value in named.items() if name == "parent")
     assert named.items() <= task.metadata.items()
 
 
@@ -139,6 +141,8 @@ def test_a_lineage_that_cannot_be_read_is_told_key_by_key(task_folder: Path) -> 
         "task.toml: metadata.lineage.parent: must be a name or a number, is [1]",
         "task.toml: metadata.lineage.cohort: must be a name or a number, is True",
     )
+    (task_folder / "task.toml").write_text("[metadata]\nparents = [1]\n")
+    assert problems(task_folder) == ("task.toml: metadata.parents: must be a list of strings, is [1]",)
     (task_folder / "task.toml").write_text("[metadata]\nlineage = 3\n")
     assert problems(task_folder) == ("task.toml: metadata.lineage: must be a list of ancestors or a table, is 3",)
 

@@ -37,7 +37,8 @@ def test_a_draft_is_longer_names_its_parents_and_reads_back(tmp_path: Path, name
         task = load_task(folder)
         assert read_outline(folder, draft.declared) == outline
         assert task.ref.parents == tuple(parent.ref.task_id for parent in draft.parents)
-        assert (task.ref.lineage, task.ref.operator, task.ref.round) == ((first.ref.task_id,), name, 1)
+        assert (task.ref.lineage, task.ref.operator, task.ref.round) == ((first.ref.task_id,), draft.operator, "1")
+        assert (task.metadata["family"], draft.operator.split("-")[0]) == (name, name)
         assert draft.words == len(task.instruction.replace(":", " ").split())
 
 
@@ -121,7 +122,7 @@ def composed(first: Outline, second: Outline) -> Draft:
     def source(outline: Outline) -> Source:
         return Source(TaskRef("p", "t", "d", "c"), Path("t"), outline, None, {}, frozenset(), len(outline.steps), 1)
 
-    return Draft("compose", (source(first), source(second)), (first, second), 2)
+    return Draft("compose", "compose", (source(first), source(second)), (first, second), 2)
 
 
 def asking(wording: str, command: str, check: Step, **files: str) -> Outline:
@@ -152,5 +153,5 @@ def test_what_meets_the_files_of_the_other_task_has_them_called_otherwise() -> N
 def test_what_no_log_tells_how_to_mend_is_not_mended() -> None:
     assert repair(composed(WRITE, OTHER), "run 1: 1-create:equals failed", random.Random(1)) is None
     assert repair(composed(WRITE, SEARCH), "solve.sh timed out", random.Random(1)) is None
-    alone = Draft("chain", composed(WRITE, WRITE).parents[:1], (WRITE,), 1)
+    alone = Draft("chain", "chain-sort", composed(WRITE, WRITE).parents[:1], (WRITE,), 1)
     assert repair(alone, "run 1: 1-create:equals failed", random.Random(1)) is None

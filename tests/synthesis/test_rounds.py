@@ -69,7 +69,7 @@ async def test_rounds_make_longer_tasks_and_an_interrupted_run_ends_in_the_same_
     assert len(grown) == 8
     for ref in grown.refs:
         assert grown.load(ref.task_id).ref == ref
-        assert (ref.round, len(ref.lineage)) == (int(ref.task_id.split("-")[1]),) * 2
+        assert (ref.round, str(len(ref.lineage))) == (ref.task_id.split("-")[1],) * 2
         assert ref.parents[0] == ref.lineage[-1]
         assert ref.fail_to_pass
     assert before == sorted(path.stat().st_mtime_ns for path in source.rglob("*")), "the pool is only read"
@@ -95,7 +95,7 @@ async def test_a_task_in_another_dialect_goes_on_in_sentences_with_its_own_tests
         assert "origin:verdict" in ref.fail_to_pass
         assert len(ref.fail_to_pass) >= 3
         assert "moment" not in task.instruction, "what differs from run to run is no input"
-    last = [ref for ref in grown.refs if ref.round == 2]
+    last = [ref for ref in grown.refs if ref.round == "2"]
     assert all("\n2:" in load_task(grown.folder / ref.task_id).instruction for ref in last)
 
 
@@ -133,9 +133,9 @@ async def test_three_rounds_lengthen_tasks_each_time_within_their_caps(backend: 
     children = Counter(parent for ref in grown.refs for parent in ref.parents)
     assert max(children.values()) <= config.per_parent
     for number in range(1, config.rounds + 1):
-        of_round = [ref for ref in grown.refs if ref.round == number]
+        of_round = [ref for ref in grown.refs if ref.round == str(number)]
         assert max(Counter(ref.category for ref in of_round).values()) <= config.per_category
-        assert max(Counter(ref.operator for ref in of_round).values()) <= config.per_family
+        assert max(Counter(ref.operator.split("-")[0] for ref in of_round).values()) <= config.per_family
         assert median(len(ref.lineage) for ref in of_round) == number
     for ref in grown.refs:
         assert set(ref.parents) | set(ref.lineage) <= set(known)
