@@ -283,8 +283,8 @@ async def _gates(pool: Pool, scratch: Path, world: World) -> dict[str, Measured]
         told = "; ".join(f"{task}: {fault}" for task, fault in list(verdict.faults.items())[:3])
         count = f"{len(verdict.faults)} of {len(pool)}"
         raise InfraFault(FaultCause.SANDBOX, f"{count} tasks have no verdict, a later run asks again: {told}")
-    results = verdict.results
-    return {ref.task_id: Measured(with_assertions(ref, results[ref.task_id]), results[ref.task_id]) for ref in pool.refs}
+    results = [(ref, verdict.results[ref.task_id]) for ref in pool.refs]
+    return {ref.task_id: Measured(with_assertions(ref, result), result) for ref, result in results}
 
 
 def _keep(proposal: Proposal, folder: Path) -> Source:
