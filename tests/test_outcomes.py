@@ -21,6 +21,7 @@ from components.errors import (
 from components.outcomes import (
     AGAINST_TASK,
     AgentStands,
+    HarborEnded,
     HttpAnswered,
     Raised,
     TrialOverdue,
@@ -280,3 +281,26 @@ def test_the_number_that_a_verifier_wrote_goes_with_its_verdict_unless_it_is_not
 def test_a_fraction_beside_words_of_a_failed_set_up_is_a_verdict():
     files = VerifierReport({}, False, "reward.txt", None, 0.4)
     assert classify(VerifierEnded(0, said="E: Unable to locate package x", files=files)).number == 0.4
+
+
+HARBOR = {
+    "completed": (HarborEnded(None, complete=True, turns=5, max_turns=5), StopReason.COMPLETED),
+    "out of turns": (HarborEnded(None, complete=False, turns=5, max_turns=5), StopReason.TURN_LIMIT),
+    "left its shell": (HarborEnded(None, complete=False, turns=4, max_turns=5), StopReason.GAVE_UP),
+    "not told how": (HarborEnded(None), StopReason.COMPLETED),
+    "its verifier failed": (HarborEnded("RewardFileNotFoundError", complete=True), StopReason.COMPLETED),
+    "out of time": (HarborEnded("AgentTimeoutError"), StopReason.AGENT_TIMEOUT),
+    "out of context": (HarborEnded("ContextLengthExceededError"), StopReason.TOKEN_LIMIT),
+    "refused the task": (HarborEnded("AgentSafetyRefusalError"), StopReason.GAVE_UP),
+    "no model": (HarborEnded("ServiceUnavailableError"), FaultCause.SAMPLER),
+    "no image": (HarborEnded("SandboxBuildFailedError"), FaultCause.IMAGE),
+    "an error of Harbor's own": (HarborEnded("AttributeError"), FaultCause.SANDBOX),
+    "an error that nobody knows": (HarborEnded("NewError"), FaultCause.SANDBOX),
+}
+
+
+@pytest.mark.parametrize("name", HARBOR)
+def test_the_end_of_a_trial_of_harbors_is_the_policys_or_the_infrastructures(name):
+    situation, meaning = HARBOR[name]
+    found = classify(situation)
+    assert (found.cause if isinstance(found, InfraFault) else found) is meaning

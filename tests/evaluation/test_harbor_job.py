@@ -150,9 +150,15 @@ def test_without_a_new_enough_python_the_message_says_what_to_do(monkeypatch: py
         find_python("/bin/false")
 
 
-def test_an_environment_that_is_named_must_hold_harbor(tmp_path: Path, stand_in: Path) -> None:
-    assert harbor_environment(HarborConfig(venv=str(stand_in)), tmp_path, print) == stand_in
-    with pytest.raises(ConfigError, match="has no bin/harbor"):
+def test_an_environment_that_is_named_must_hold_the_harbor_whose_name_is_told(tmp_path: Path, stand_in: Path) -> None:
+    packages = stand_in / "lib" / "python3.12" / "site-packages"
+    (packages / f"harbor-{install.VERSION}.dist-info").mkdir(parents=True)
+    named = HarborConfig(venv=str(stand_in))
+    assert harbor_environment(named, tmp_path, print) == stand_in
+    (packages / "harbor-0.26.0.dist-info").mkdir()
+    with pytest.raises(ConfigError, match=r"holds .*harbor-0\.26\.0.*not Harbor 0\.25\.0"):
+        harbor_environment(named, tmp_path, print)
+    with pytest.raises(ConfigError, match="holds no Harbor"):
         harbor_environment(HarborConfig(venv=str(tmp_path)), tmp_path, print)
 
 

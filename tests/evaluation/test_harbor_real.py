@@ -6,8 +6,10 @@ Both are driven by the same script, which answers by what the prompt says: which
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from components.jobs.harbor import trials_of
 from components.records import Trial
 from components.sampler import Generation
 from components.sandbox import open_backend
+from tests import dockerd
 from tests.evaluation.parts import write_task
 from tests.harness.harbor_installed import installed
 from tests.harness.parts import SPECIALS, ByteTokenizer, answer
@@ -47,6 +50,8 @@ LIMITS = (
     "trainer.micro_batch_tokens=60000",
     "sandbox.memory_mb=512",
 )
+TMUX = "longshell-test/tmux:1"
+LOG = "harbor.log"
 EXACT = '#!/bin/bash\n[ "$(cat /app/out)" = done ] && echo 1 || echo 0\n'
 HALF = "#!/bin/bash\n[ -e /app/out ] && echo 0.5 > /logs/verifier/reward.txt\n"
 WRITE, WRONG, DONE = answer("echo done > out"), answer("echo nearly > out"), answer(done=True)
@@ -89,16 +94,32 @@ def template() -> ChatTemplate:
 
 
 @pytest.fixture(scope="module")
-def config() -> CampaignConfig:
-    return under_profile(load(CONFIG, LIMITS))
+def namespace() -> tuple[str, dict[str, Any]]:
+    """What tasks are made from, and the keys of boxes of this kernel."""
+    return "longshell-miniature", {}
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory, config: CampaignConfig) -> Suite:
-    folder = tmp_path_factory.mktemp("suite")
-    for name, (test, _, _) in SCRIPTS.items():
-        write_task(folder / name, test=test, instruction=f"Task {name}: write done into /app/out.\n")
-    return load_suite(SuiteConfig(name="scripted", path=str(folder)), config.sandbox)
+def docker() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Those of an engine that is started for this; its image has the tmux that Terminus-2 wants."""
+    if dockerd.missing():
+        pytest.skip(dockerd.missing())
+    with dockerd.engine() as running:
+        dockerd.import_base(running, TMUX, ("tmux", "ncurses-base"))
+        yield TMUX, {"backend": "docker", "docker": {"host": running.host, "image": TMUX}}
+
+
+def under_test(keys: dict[str, Any], *names: str, folder: Path, image: str) -> tuple[CampaignConfig, Suite]:
+    """The configuration, and a suite of these scripts."""
+    config = load(CONFIG, [*LIMITS, *(f"sandbox.{key}={json.dumps(value)}" for key, value in keys.items())])
+    for name in names:
+        write_task(
+            folder / name,
+            test=SCRIPTS[name][0],
+            instruction=f"Task {name}: write done into /app/out.\n",
+            dockerfile=f"FROM {image}\nWORKDIR /app\n",
+        )
+    return under_profile(config), load_suite(SuiteConfig(name="scripted", path=str(folder)), config.sandbox)
 
 
 def verdict(trial: Trial) -> str:
@@ -136,8 +157,18 @@ async def by_us(config: CampaignConfig, suite: Suite, state: Path) -> list[Trial
 
 
 async def by_harbor(config: CampaignConfig, suite: Suite, folder: Path) -> list[Trial]:
+    async with served(config) as url:
+        found = await run_job(installed(), asked_for(config, suite, folder), url=url, log=folder / LOG, tell=print)
+    return trials_of(found, suite, config, "scripted")
+
+
+def asked_for(config: CampaignConfig, suite: Suite, folder: Path) -> dict[str, Any]:
     places = [task.path for task in suite.tasks]
-    asked = job_config(config, places, name="scripted", jobs=folder / "jobs", state=folder / "state")
+    return job_config(config, places, name="scripted", jobs=folder / "jobs", state=folder / "state")
+
+
+@asynccontextmanager
+async def served(config: CampaignConfig) -> AsyncIterator[str]:
     gateway = Gateway(
         Scripted(),
         template(),
@@ -150,21 +181,48 @@ async def by_harbor(config: CampaignConfig, suite: Suite, folder: Path) -> list[
         max_answer_tokens=config.harness.max_turn_tokens,
     )
     async with serving(Routes(gateway)) as url:
-        found = await run_job(installed(), asked, url=url, log=folder / "harbor.log", tell=print)
-    return trials_of(found, suite, config, "scripted")
+        yield url
 
 
+@pytest.mark.parametrize("kind", ["namespace", "docker"])
 async def test_harbor_and_our_runner_agree_on_every_verdict(
-    config: CampaignConfig, suite: Suite, tmp_path: Path
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
+    image, keys = request.getfixturevalue(kind)
+    config, suite = under_test(keys, *SCRIPTS, folder=tmp_path / "suite", image=image)
     ours = await by_us(config, suite, tmp_path / "ours")
     theirs = await by_harbor(config, suite, tmp_path / "theirs")
     names = [task.path.name for task in suite.tasks]
     expected = {name: SCRIPTS[name][2] for name in names}
-    assert dict(zip(names, map(verdict, ours), strict=True)) == expected
-    assert dict(zip(names, map(verdict, theirs), strict=True)) == expected, (tmp_path / "theirs/harbor.log").read_text()
+    assert dict(zip(names, map(verdict, ours), strict=True)) == expected, [trial.fault for trial in ours]
+    assert dict(zip(names, map(verdict, theirs), strict=True)) == expected, [trial.fault for trial in theirs]
     ends = {name: (one.stop, other.stop) for name, one, other in zip(names, ours, theirs, strict=True)}
     assert ends["solved"] == (StopReason.COMPLETED, StopReason.COMPLETED)
     assert ends["never-done"] == (StopReason.TURN_LIMIT, StopReason.TURN_LIMIT)
     turns = {name: (len(one.turns), other.facts["turns"]) for name, one, other in zip(names, ours, theirs, strict=True)}
     assert {name for name, (one, other) in turns.items() if one != other} == set(), turns
+
+
+async def test_a_job_that_was_killed_is_continued_though_the_endpoint_has_moved(
+    tmp_path: Path, namespace: tuple[str, dict[str, Any]]
+) -> None:
+    image, keys = namespace
+    config, suite = under_test(keys, "solved", "wrong", "never-done", folder=tmp_path / "suite", image=image)
+    folder = tmp_path / "theirs"
+    asked = asked_for(config, suite, folder) | {"n_concurrent_trials": 1}
+    async with served(config) as url:
+        running = asyncio.create_task(run_job(installed(), asked, url=url, log=folder / LOG, tell=print))
+        while not (ended := list((folder / "jobs" / "scripted").glob("*/result.json"))):
+            assert not running.done(), (folder / LOG).read_text()
+            await asyncio.sleep(0.1)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    before = {path: path.stat().st_mtime_ns for path in ended}
+    assert len(before) < 3
+    async with served(config) as other:
+        assert other != url
+        found = await run_job(installed(), asked, url=other, log=folder / LOG, tell=print)
+    assert sorted(trial.task for trial in found) == ["never-done", "solved", "wrong"]
+    assert {path: path.stat().st_mtime_ns for path in before} == before, "what had finished is not run again"
+    assert [verdict(trial) for trial in trials_of(found, suite, config, "x")] == ["passed", "passed", "failed"]

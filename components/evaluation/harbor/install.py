@@ -31,13 +31,16 @@ def harbor_environment(config: HarborConfig, home: Path, tell: Callable[[str], N
     """The virtual environment that holds Harbor: the one that is named, or one that is made in `home`.
 
     Raises:
-        ConfigError: the one that is named has no Harbor, or there is no Python that is new enough.
+        ConfigError: the one that is named has no Harbor, or another version of it (whose name would then stand beside
+            the numbers of this one); or there is no Python that is new enough.
         ServiceError: it cannot be installed.
     """
     if config.venv is not None:
         named = Path(config.venv)
-        if not (named / "bin" / "harbor").is_file():
-            raise ConfigError([f"evaluation.harbor.venv: {named} has no bin/harbor"], "configuration")
+        held = [place.name for place in named.glob("lib/python3*/site-packages/harbor-*.dist-info")]
+        if held != [f"harbor-{VERSION}.dist-info"] or not (named / "bin" / "harbor").is_file():
+            found = ", ".join(held) or "no Harbor"
+            raise ConfigError([f"evaluation.harbor.venv: {named} holds {found}, not Harbor {VERSION}"], "configuration")
         return named
     folder = home / f"harbor-{VERSION}"
     home.mkdir(parents=True, exist_ok=True)
