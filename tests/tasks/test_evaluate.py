@@ -1,0 +1,53 @@
+"""What a person sees of an evaluation: a table whose every row says who ran it, and a line with its caveats."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from components.evaluation import aggregate
+from tasks.evaluate import _artifact_key, describe, rows_of
+from tasks.results import Score
+from tests.evaluation.test_score import trial
+
+
+def result(**changes: Any) -> dict[str, Any]:
+    score = aggregate([trial("a", True), trial("b", False, difficulty="hard"), trial("c", None)])
+    return {
+        "label": "sft",
+        "suite": "tb",
+        "harness": "harbor 0.25.0 terminus-2",
+        "profile": "t1_table",
+        "n": score.trials,
+        "pass_rate": score.resolved,
+        "stderr": score.stderr,
+        "assertions_passed": score.assertions_passed,
+        "turns_mean": score.turns_mean,
+        "infra_rate": score.infra_rate,
+        "headline": {"name": "resolved", "value": score.resolved},
+        "caveats": ["2 of the 89 tasks of the benchmark were run"],
+        "score": score.to_json(),
+    } | changes
+
+
+def test_every_row_names_harness_and_profile_and_the_denominators_stand_beside_each_other() -> None:
+    rows = rows_of(result())
+    assert {(row["harness"], row["profile"]) for row in rows} == {("harbor 0.25.0 terminus-2", "t1_table")}
+    by_name = {row["tasks"]: row for row in rows}
+    assert (by_name["all"]["n"], by_name["all"]["pass_rate"]) == (2, 0.5)
+    assert (by_name["trials: all"]["n"], by_name["trials: graded"]["n"]) == (3, 2)
+    assert by_name["difficulty: hard"]["pass_rate"] == 0
+
+
+def test_the_description_says_what_is_missing_and_which_number_stands_for_the_suite() -> None:
+    first, second = describe(Score.of(result(), 0)).split(". ")
+    assert first == "sft on tb, 2 trials, profile t1_table, by harbor 0.25.0 terminus-2"
+    assert second == "2 of the 89 tasks of the benchmark were run"
+    other = result(headline={"name": "verifier_reward", "value": None}, caveats=[])
+    assert describe(Score.of(other, 0)).endswith("; its number is verifier_reward: none")
+
+
+def test_an_artifacts_key_is_one_that_prefect_takes() -> None:
+    key = _artifact_key("mini-s1", "2026-11-30-leg-1", "tb.t1_table.harbor")
+    assert key == "mini-s1-2026-11-30-leg-1-tb-t1-table-harbor"
+    assert re.fullmatch(r"[a-z0-9-]+", key)
