@@ -6,6 +6,7 @@ Invariant: a limit ends what it guards after that many seconds of running, howev
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -16,8 +17,18 @@ class RunningTime:
 
     def __init__(self) -> None:
         self.paused_s = 0.0
-        """Seconds that the trial has stood still."""
+        """Seconds that the trial has stood still, less those that it had run in an earlier process."""
+        self._began = time.monotonic()
         self._limits: list[asyncio.Timeout] = []
+
+    @property
+    def running_s(self) -> float:
+        """Seconds that the trial has run."""
+        return time.monotonic() - self._began - self.paused_s
+
+    def advance(self, running_s: float) -> None:
+        """Takes the trial for having run so long at least: an earlier process had brought it there."""
+        self.give_back(min(0.0, self.running_s - running_s))
 
     def limit(self, seconds: float) -> Limit:
         """As `asyncio.timeout`, in running seconds."""

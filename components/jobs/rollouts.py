@@ -1,19 +1,20 @@
 """The rollout side of a leg: a Ray actor that turns a weight version and the next tasks of the pool into a batch.
 
 It lives in a process of its own, so that parsing, sockets and sandboxes never wait for the trainer's interpreter. The
-actor dies with the job that owns it, and its sandboxes die with the actor.
+actor dies with the job that owns it. Its sandboxes live in a process of their own again, which waits for the next.
 
 Invariant: a batch folder is written whole before `generate` returns; every turn that its step drew is of `version`, and
-no turn is in flight. Trials that the step carries wait here for the next; when the actor dies, their tasks start anew.
-A trial that has ended is on disk before it counts, and the actor of the next attempt takes it from there. A trial whose
-record may not be trained on has faulted: it is in no batch, and its task is tried again.
+no turn is in flight. Trials that the step carries wait here for the next. A trial that has ended is on disk before it
+counts, and the actor of the next attempt takes it from there; one that was alive when the actor died goes on in that
+actor's successor where its sandbox lives, and starts anew elsewhere. A trial whose record may not be trained on has
+faulted: it is in no batch, and its task is tried again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from functools import partial
@@ -34,12 +35,15 @@ from components.rollout import (
     Attempt,
     Barrier,
     FinishedTrials,
+    Interrupted,
+    Journals,
     Rollout,
     Unfinished,
     rollout_metrics,
     save_batch,
     trial_tokens,
 )
+from components.sandbox.host import HostBackend
 from components.tito import stitch
 
 SPARE_SHARE = 0.5
@@ -71,6 +75,9 @@ class Rollouts:
         self._stack = AsyncExitStack()  # for the life of the process, whose end also ends the sandboxes
         self._opened: tuple[Rollout[Task], World] | None = None
         self._finished = FinishedTrials(Path(finished))
+        self._interrupted = Interrupted(Journals(Path(finished) / "alive"))
+        self._sorted = False
+        """Whether what earlier processes left has been looked through."""
         self._streams: dict[str, Admitted] = {}
         self._step = 0
         self._reused = 0
@@ -125,12 +132,15 @@ class Rollouts:
         rollout, world = await self._open()
         self._step, self._reused = step, 0
         self._finished.forget_before(step - 1)
+        gone_on = len(self._interrupted.gone_on)
+        await self._sort_interrupted(world, version)
         at = Cursor(**cursor)
         wanted = math.ceil((rollout.plan.limit + SPARE_SHARE * rollout.plan.batch) / rollout.plan.group)
         refs, _ = self._pool.draw(at, min(wanted, len(self._pool)))
         tasks = [self._load(ref.task_id) for ref in refs]
         owed = [Unfinished(**record) for record in unfinished]
         result = await rollout.step(step, version, tasks, [(self._load(trial.task_id), trial) for trial in owed])
+        await self._discard(world, self._interrupted.give_up())
         batch = assemble(
             result.trials,
             [self._streams.pop(trial.trial_id) for trial in result.trials],
@@ -141,6 +151,7 @@ class Rollouts:
         self._streams = {name: streams for name, streams in self._streams.items() if name in waiting}
         metrics = rollout_metrics(result.trials, batch.trial_rewards, result.ledger, seconds=result.seconds)
         metrics["rollout/reused"] = float(self._reused)
+        metrics["rollout/reattached"] = float(len(self._interrupted.gone_on) - gone_on)
         metrics |= {f"sandbox/{name}": count for name, count in world.backend.counts.items()}
         save_batch(Path(folder), result.trials, batch.samples, batch.trial_rewards, result.ledger)
         _, after = self._pool.draw(at, min(result.consumed, len(self._pool)))
@@ -155,7 +166,9 @@ class Rollouts:
         if self._opened is None:
             config, barrier = self._config, Barrier()
             drawing = Drawing(self._seed, routing=True, tell=self._told_of)
-            world = await self._stack.enter_async_context(open_world(config, self._checkpoint, self._state, drawing))
+            world = await self._stack.enter_async_context(
+                open_world(config, self._checkpoint, self._state, drawing, outliving=True)
+            )
             rollout = Rollout(
                 campaign=self._campaign,
                 config=config.rollout,
@@ -163,6 +176,7 @@ class Rollouts:
                 barrier=barrier,
                 group=config.ppo.group_size,
                 finished=self._finished,
+                interrupted=self._interrupted,
             )
             self._opened = rollout, world
         return self._opened
@@ -170,8 +184,23 @@ class Rollouts:
     def _told_of(self, line: str) -> None:
         self._told.append(line)
 
+    async def _sort_interrupted(self, world: World, version: int) -> None:
+        """Once: which trials of the process before go on, and the end of the boxes of those that do not."""
+        if self._sorted:
+            return
+        self._sorted = True
+        await self._discard(world, self._interrupted.find(_host(world).held, version))
+
+    async def _discard(self, world: World, boxes: Collection[str]) -> None:
+        """Ends boxes that nobody goes on with."""
+        host = _host(world)
+        ends = [host.discard(host.held[box]) for box in boxes]
+        for outcome in await asyncio.gather(*ends, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                log.warning("a box that was left did not end: %s", outcome)
+
     async def _run(self, world: World, barrier: Barrier, attempt: Attempt[Task]) -> Trial:
-        """A trial from disk, where an attempt before this one has finished it, or run.
+        """A trial from disk, where an attempt before this one has finished it, or run, from where that one was killed.
 
         Raises:
             DriftError, RecordError: what was recorded of it may not be trained on.
@@ -179,14 +208,26 @@ class Rollouts:
         if (known := self._known(world, attempt)) is not None:
             return known
         sampling = Sampling(temperature=self._config.rollout.temperature)
-        trial = await world.run(attempt, sampling, capture=True, barrier=barrier)
+        past = self._interrupted.open(attempt.trial_id, attempt.attempt, attempt.time)
+        try:
+            trial = await world.run(attempt, sampling, capture=True, barrier=barrier, past=past)
+            await self._keep(world, trial)
+        finally:
+            self._interrupted.ended(attempt.trial_id)
+        return trial
+
+    async def _keep(self, world: World, trial: Trial) -> None:
+        """Puts a trial that has a verdict on disk.
+
+        Raises:
+            DriftError, RecordError: what was recorded of it may not be trained on.
+        """
         if trial.fault is None:
             chunks = stitch(trial.turns, world.tokenizer, trial_id=trial.trial_id)
             streams = admit(trial, chunks, world.tokenizer, self._config.model)
             reward = reward_of(trial, self._config.reward)
             await asyncio.to_thread(self._finished.put, self._step, trial, streams.samples, reward)
             self._streams[trial.trial_id] = streams
-        return trial
 
     def _known(self, world: World, attempt: Attempt[Task]) -> Trial | None:
         """A trial that an earlier attempt had finished. What has been damaged since is told of, and runs again."""
@@ -207,6 +248,12 @@ class Rollouts:
         if task_id not in self._tasks:
             self._tasks[task_id] = self._pool.load(task_id)
         return self._tasks[task_id]
+
+
+def _host(world: World) -> HostBackend:
+    """Where the boxes of a leg are."""
+    assert world.host is not None, "the world of a leg is opened with a host"
+    return world.host
 
 
 class RolloutSide:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,11 +21,12 @@ from components.jobs.job import log
 from components.jobs.replicas import RayLauncher
 from components.pool import Task
 from components.records import Sampling, Trial
-from components.rollout import Attempt, Barrier, BehindBarrier
+from components.rollout import Attempt, Barrier, BehindBarrier, Continuation
 from components.sampler import ModelGeometry, SGLangClient
 from components.sampler.blocking import in_thread
 from components.sampler.fleet import ChildLauncher, Fleet, GivenLauncher, Launcher, Serving, open_fleet
 from components.sandbox import SandboxBackend, open_backend
+from components.sandbox.host import HostBackend, LoggedBackend, open_host
 from components.tito import BpeTokenizer
 
 
@@ -37,14 +39,22 @@ class World:
     fleet: Fleet
     tokenizer: BpeTokenizer
     template: ChatTemplate
+    host: HostBackend | None = None
+    """The backend, where its boxes outlive this process."""
 
     async def run(
-        self, attempt: Attempt[Task], sampling: Sampling, *, capture: bool, barrier: Barrier | None = None
+        self,
+        attempt: Attempt[Task],
+        sampling: Sampling,
+        *,
+        capture: bool,
+        barrier: Barrier | None = None,
+        past: Continuation | None = None,
     ) -> Trial:
         """Runs one trial to its verdict or its fault.
 
         `capture` records the experts of every position. With a `barrier` every turn is drawn between two of its
-        closings, under its version.
+        closings, under its version. With a `past` the trial goes on from there, and another process can go on with it.
         """
         config = self.config
         drawing = SamplerPolicy(
@@ -55,11 +65,15 @@ class World:
             version=None if barrier is None else lambda: barrier.version,
         )
         policy: Policy = drawing if barrier is None else BehindBarrier(drawing, barrier, attempt.time)
+        backend = self.backend
+        if past is not None:
+            assert self.host is not None, "a trial goes on in a box that outlived its process"
+            policy, backend = past.answering(policy), LoggedBackend(self.host, past)
         with self.fleet.trajectory(attempt.trial_id, attempt.time):
             return await run_trial(
                 attempt.task,
                 trial_id=attempt.trial_id,
-                backend=self.backend,
+                backend=backend,
                 trajectory=Trajectory(policy, self.template, sampling=sampling),
                 config=config.harness,
                 sandbox=config.sandbox,
@@ -86,11 +100,15 @@ class Drawing:
 
 
 @asynccontextmanager
-async def open_world(config: CampaignConfig, checkpoint: Path, state: Path, drawing: Drawing) -> AsyncIterator[World]:
+async def open_world(
+    config: CampaignConfig, checkpoint: Path, state: Path, drawing: Drawing, *, outliving: bool = False
+) -> AsyncIterator[World]:
     """Sandboxes, and samplers that serve `checkpoint` as version 0.
 
     Args:
         state: the job's scratch folder.
+        outliving: whether the boxes outlive this process (`rollout.reattach_s`), and those of the one before it are
+            taken over.
 
     Raises:
         CheckpointError: `checkpoint` is no model folder, or its parts are not of one model; nothing was started.
@@ -100,12 +118,27 @@ async def open_world(config: CampaignConfig, checkpoint: Path, state: Path, draw
     require_vocabulary(config, checkpoint, tokenizer)
     template = template_for(tokenizer, config.harness)
     serving = Serving(config.sampler, checkpoint, drawing.seed, drawing.routing, state)
-    async with _launcher(serving) as launcher, open_fleet(serving, launcher, drawing.tell) as fleet:
-        backend = await open_backend(config.sandbox, state)
-        try:
-            yield World(config, backend, fleet, tokenizer, template)
-        finally:
-            await backend.close()
+    async with AsyncExitStack() as stack:
+        launcher = await stack.enter_async_context(_launcher(serving))
+        opening = await stack.enter_async_context(_opening_host(config, state)) if outliving else None
+        fleet = await stack.enter_async_context(open_fleet(serving, launcher, drawing.tell))
+        host = None if opening is None else await opening
+        backend = await open_backend(config.sandbox, state) if host is None else host
+        stack.push_async_callback(backend.close)
+        yield World(config, backend, fleet, tokenizer, template, host)
+
+
+@asynccontextmanager
+async def _opening_host(config: CampaignConfig, state: Path) -> AsyncIterator[asyncio.Task[HostBackend]]:
+    """A host that starts while the samplers do. What has failed tells whoever awaits it, and nobody else."""
+    opening = asyncio.create_task(open_host(config.sandbox, state, config.rollout.reattach_s))
+    try:
+        yield opening
+    finally:
+        opening.cancel()
+        (opened,) = await asyncio.gather(opening, return_exceptions=True)
+        if isinstance(opened, HostBackend):
+            await opened.close()
 
 
 def require_vocabulary(config: CampaignConfig, checkpoint: Path, tokenizer: BpeTokenizer) -> None:

@@ -3,8 +3,10 @@
 from components.rollout.barrier import Barrier, BehindBarrier
 from components.rollout.carryover import Return, Unfinished, returns
 from components.rollout.finished import Finished, FinishedTrials
+from components.rollout.journal import Journals
 from components.rollout.ledger import Ledger, LedgerRow, Origin, Outcome
 from components.rollout.metrics import rollout_metrics, trial_tokens
+from components.rollout.resumption import Continuation, Interrupted
 from components.rollout.scheduler import Finish, FinishReason, Launch, Plan, StepScheduler, Tail, Wait, tolerated
 from components.rollout.spool import SpooledBatch, load_batch, save_batch
 from components.rollout.step import Attempt, Rollout, RunTrial, StepResult, plan_of, trial_id
@@ -13,10 +15,13 @@ __all__ = [
     "Attempt",
     "Barrier",
     "BehindBarrier",
+    "Continuation",
     "Finish",
     "FinishReason",
     "Finished",
     "FinishedTrials",
+    "Interrupted",
+    "Journals",
     "Launch",
     "Ledger",
     "LedgerRow",

@@ -23,6 +23,7 @@ from components.records import TaskRef, Trial
 from components.rollout.barrier import Barrier
 from components.rollout.carryover import Return, Unfinished, returns
 from components.rollout.ledger import Ledger, Origin, Outcome
+from components.rollout.resumption import Interrupted
 from components.rollout.scheduler import Finish, FinishReason, Launch, Plan, StepScheduler, Tail, Wait
 
 
@@ -98,6 +99,8 @@ class _Running(Generic[T]):
     origin: Origin
     streak: int
     started: float
+    note: str = ""
+    """What became of it in a process before this one."""
 
     @property
     def seconds(self) -> float:
@@ -111,6 +114,8 @@ class Rollout(Generic[T]):
     Args:
         barrier: what `run_trial` passes before every turn.
         finished: ids of trials that `run_trial` gives without running them: an earlier attempt at their step did.
+        interrupted: trials that were alive when an earlier attempt was killed. Those that can go on `run_trial` goes on
+            with.
     """
 
     def __init__(
@@ -122,12 +127,14 @@ class Rollout(Generic[T]):
         barrier: Barrier,
         group: int = 1,
         finished: Container[str] = (),
+        interrupted: Interrupted | None = None,
     ) -> None:
         self.campaign = campaign
         self.config = config
         self.plan = plan_of(config, group)
         self.run_trial = run_trial
         self.finished = finished
+        self.interrupted = interrupted
         self._barrier = barrier
         self._carried: dict[str, _Running[T]] = {}
 
@@ -140,8 +147,8 @@ class Rollout(Generic[T]):
             version: of the weights that every turn of this step is drawn under.
             tasks: the supply, in the order of use; those past what is launched replace tasks whose launches keep
                 faulting.
-            returning: what the step before left unfinished, each with its task. One that does not wait here, because
-                its process died, starts anew.
+            returning: what the step before left unfinished, each with its task. One that neither waits here nor can
+                be gone on with, because its process and its sandbox died, starts anew.
 
         Raises:
             InfraFault: too large a share of the trials faulted, or no trial could be completed; the commonest cause is
@@ -150,8 +157,9 @@ class Rollout(Generic[T]):
         """
         trials = [trial for _, trial in returning]
         carried, self._carried = self._carried, {}
-        back = returns(trials, carried, self.plan, len(tasks), max_streak=self.config.max_streak)
-        assert len(carried) == sum(item.resumed for item in back), "a carried trial does not return"
+        alive = {*carried, *(self.interrupted.attempts if self.interrupted else ())}
+        back = returns(trials, alive, self.plan, len(tasks), max_streak=self.config.max_streak)
+        assert carried.keys() <= {trial.trial_id for trial in trials}, "a carried trial does not return"
         shell = _Step(self, step, [*tasks, *(task for task, _ in returning)], len(tasks), back, carried)
         try:
             self._barrier.open(version)
@@ -203,7 +211,7 @@ class _Step(Generic[T]):
             first=[item.launch for item in back if not item.resumed],
         )
         for item in resumed:
-            self._resume(carried[str(item.trial.trial_id)], item)
+            self._resume(carried.get(str(item.trial.trial_id)), item)
 
     async def drive(self) -> Finish:
         """Until the state machine says that the step is over."""
@@ -274,13 +282,31 @@ class _Step(Generic[T]):
         origin = Origin.DRAWN if before is None else Origin.RETURNED
         if launch.attempt > 1:
             origin = Origin.RELAUNCHED
-        attempt = Attempt(task, name, number)
+        note = self._note(name)
+        if before is not None and before.trial_id is not None and launch.attempt == 1:
+            note = note or self._note(before.trial_id)
         self.ledger.launch(name, task.ref, number, origin=origin, streak=streak)
-        running = asyncio.create_task(self._bounded(attempt), name=f"trial-{name}")
-        self._follow(_Running(running, attempt, launch, origin, streak, time.monotonic()))
+        self._follow(self._begin(Attempt(task, name, number), launch, origin, streak, note))
 
-    def _resume(self, running: _Running[T], item: Return) -> None:
-        running.launch, running.origin, running.streak = item.launch, Origin.RESUMED, item.trial.streak
+    def _begin(self, attempt: Attempt[T], launch: Launch, origin: Origin, streak: int, note: str) -> _Running[T]:
+        task = asyncio.create_task(self._bounded(attempt), name=f"trial-{attempt.trial_id}")
+        return _Running(task, attempt, launch, origin, streak, time.monotonic(), note)
+
+    def _note(self, trial_id: str) -> str:
+        """What became of a trial whose process was killed; nothing of any other."""
+        interrupted = self._rollout.interrupted
+        return "" if interrupted is None else interrupted.note(trial_id)
+
+    def _resume(self, running: _Running[T] | None, item: Return) -> None:
+        """A trial of the step before goes on: it waits here, or another process was killed over it."""
+        if running is None:
+            name, interrupted = str(item.trial.trial_id), self._rollout.interrupted
+            assert interrupted is not None, "what waits nowhere starts anew"
+            attempt = Attempt(self._tasks[item.launch.task], name, interrupted.attempts[name])
+            running = self._begin(attempt, item.launch, Origin.RESUMED, item.trial.streak, self._note(name))
+        else:
+            running.launch, running.origin, running.streak = item.launch, Origin.RESUMED, item.trial.streak
+            running.note = ""
         attempt = running.attempt
         self.ledger.launch(
             attempt.trial_id, attempt.task.ref, attempt.attempt, origin=Origin.RESUMED, streak=running.streak
@@ -381,7 +407,7 @@ class _Step(Generic[T]):
             seconds=running.seconds,
             stop=stop,
             fault=fault,
-            detail=detail,
+            detail="; ".join(filter(None, (running.note, detail))),
         )
 
 

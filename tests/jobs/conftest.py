@@ -29,6 +29,7 @@ SMALL = (
     "rl.leg_steps=4",
     "rollout.batch=4",
     "rollout.oversample=0.25",
+    "rollout.reattach_s=60",
     "ppo.critic.only_steps=1",
     "ppo.critic.warmup={steps: 2, tasks: 5}",
     "evaluation.trials=6",

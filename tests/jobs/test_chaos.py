@@ -58,28 +58,40 @@ def _is_verifier(command: str) -> bool:
     return "/tests/test.sh" in command
 
 
+def _is_host(command: str) -> bool:
+    return "components.sandbox.host" in command
+
+
+def _with_hosts(campaign: SmallCampaign) -> list[psutil.Process]:
+    """Descendants of this test, and the campaign's hosts of boxes with theirs: a host is nobody's child."""
+    hosts = [process for process in psutil.process_iter() if _is_host(c := _command(process)) and campaign.name in c]
+    below = [child for host in hosts for child in host.children(recursive=True)]
+    return [*psutil.Process().children(recursive=True), *hosts, *below]
+
+
 VICTIMS: dict[str, Callable[[str], bool]] = {
     "driver": _is_driver,
     "sampler": _is_sampler,
     "supervisor": _is_supervisor,
     "worker": _is_worker,
+    "host": _is_host,
     "verifier": _is_verifier,
 }
 
 
 class Killer(threading.Thread):
-    """Kills one process of a random kind after another, among the descendants of this test's own services.
+    """Kills one process of a random kind after another, among the descendants of this test's services and the hosts.
 
     An engine, where there is one, is killed with all that it runs, and started again.
     """
 
-    def __init__(self, seed: int, engine: dockerd.Engine | None) -> None:
+    def __init__(self, campaign: SmallCampaign, seed: int, engine: dockerd.Engine | None) -> None:
         super().__init__(daemon=True)
+        self._campaign = campaign
         self._engine = engine
         self.killed: Counter[str] = Counter()
         self.over = threading.Event()
         self._random = random.Random(seed)
-        self._us = psutil.Process()
 
     def run(self) -> None:
         while self.killed.total() < KILLS and not self.over.wait(self._random.uniform(0.05, 1.0)):
@@ -90,7 +102,10 @@ class Killer(threading.Thread):
                 self._engine.start()
                 self.killed[kind] += 1
                 continue
-            alive = [process for process in self._us.children(recursive=True) if VICTIMS[kind](_command(process))]
+            try:
+                alive = [each for each in _with_hosts(self._campaign) if VICTIMS[kind](_command(each))]
+            except psutil.NoSuchProcess:
+                continue
             if alive:
                 try:
                     self._random.choice(alive).kill()
@@ -142,7 +157,7 @@ def chaos(
         *boxes,
     )
     inputs = {"pool": pool["pool"], "checkpoint": sft["checkpoint"], "state": None, "critic": None, "first_step": 0}
-    killer, ended, failures = Killer(7, engine), set[str](), list[Failure]()
+    killer, ended, failures = Killer(made, 7, engine), set[str](), list[Failure]()
     killer.start()
     try:
         for _ in range(ATTEMPTS):
@@ -213,7 +228,7 @@ def test_what_a_step_passes_over_is_in_the_next(chaos: dict[str, Any]) -> None:
 def test_nothing_is_left_of_it_on_the_machine_after_the_reapers_pass(chaos: dict[str, Any], tmp_path: Path) -> None:
     name = chaos["campaign"].name
     leases.sweep(tmp_path / "leases", tmp_path / "boxes")
-    ours = [process for process in psutil.Process().children(recursive=True) if name in _command(process)]
+    ours = [process for process in _with_hosts(chaos["campaign"]) if name in _command(process)]
     _, alive = psutil.wait_procs(ours, 10)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
     assert _folder(chaos["campaign"]) == []

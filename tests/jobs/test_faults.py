@@ -69,10 +69,10 @@ class Leg:
         monkeypatch.setattr(rollouts, "open_world", self.world)
 
     @asynccontextmanager
-    async def world(self, *_: object) -> AsyncIterator[Any]:
+    async def world(self, *_: object, **__: object) -> AsyncIterator[Any]:
         fleet = SimpleNamespace(metrics=dict)
-        backend = SimpleNamespace(counts={})
-        yield SimpleNamespace(tokenizer=ByteTokenizer(), run=self.run, fleet=fleet, backend=backend)
+        backend = SimpleNamespace(counts={}, held={})
+        yield SimpleNamespace(tokenizer=ByteTokenizer(), run=self.run, fleet=fleet, backend=backend, host=backend)
 
     async def run(self, attempt: Attempt[Task], *_: object, **__: object) -> Trial:
         self.served.append(attempt.task.ref.task_id)
