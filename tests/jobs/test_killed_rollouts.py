@@ -1,0 +1,140 @@
+"""Rollouts that are killed at any moment and go on in another process, in real boxes; a script is the agent."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from components.config import PoolConfig
+from components.pool import Split, generate
+from components.pool.directory import IMAGE, write_task
+from components.pool.index import index_folder
+from components.rollout import Origin, Outcome, SpooledBatch, load_batch
+from components.tito import audit
+from tests import dockerd
+from tests.harness.parts import ByteTokenizer
+from tests.jobs.rolling import TURNS
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1_200)]
+
+STEPS = 4
+KILLS = 10
+
+
+def _start(folder: Path) -> subprocess.Popen[bytes]:
+    with (folder / "log").open("ab") as errors:
+        return subprocess.Popen([sys.executable, "-m", "tests.jobs.rolling", folder, str(STEPS)], stderr=errors)
+
+
+def _alive(folder: Path) -> bool:
+    """Whether a trial has drawn something."""
+    return any(path.stat().st_size > 3_000 for path in folder.glob("finished/alive/*"))
+
+
+def _hosts(folder: Path) -> list[psutil.Process]:
+    every = psutil.process_iter(["cmdline"])
+    found = [process for process in every if str(folder / "state" / "host") in (process.info["cmdline"] or [])]
+    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture(scope="module", params=["namespace", pytest.param("docker", marks=dockerd.needs_docker)])
+def overrides(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    if request.param == "namespace":
+        yield []
+        return
+    with dockerd.engine() as engine:
+        dockerd.import_base(engine, f"{IMAGE}:latest", ("git",))
+        yield ["sandbox.backend=docker", f"sandbox.docker.host={engine.host}"]
+
+
+@pytest.fixture(scope="module")
+def killed(overrides: list[str]) -> Iterator[dict[str, Any]]:
+    """Steps of rollouts through many kills, one of them of the host too."""
+    folder = Path(tempfile.mkdtemp(prefix="longshell-test-"))
+    folder.chmod(0o755)
+    for task in islice(generate(PoolConfig(), Split.TRAIN, seed=1), 40):
+        write_task(task, folder / "pool" / task.task_id)
+    index_folder(folder / "pool")
+    (folder / "overrides.json").write_text(json.dumps(overrides))
+    chance = random.Random(3)
+    ended: set[str] = set()
+    for number in range(KILLS):
+        process = _start(folder)
+        deadline = time.monotonic() + 120
+        while process.poll() is None and not _alive(folder) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.8))
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        process.wait()
+        ended |= {place.name for place in folder.glob("finished/[0-9]*/[!.]*")}
+        if number == KILLS // 2:
+            for host in _hosts(folder):
+                host.kill()
+    assert _start(folder).wait(300) == 0, (folder / "log").read_text()[-3_000:]
+    batches = [load_batch(folder / f"batch-{step}") for step in range(STEPS)]
+    records = [json.loads((folder / f"record-{step}.json").read_text()) for step in range(STEPS)]
+    yield {"folder": folder, "batches": batches, "records": records, "ended": ended}
+    shutil.rmtree(folder)
+
+
+def test_trials_went_on_and_the_ledger_says_so(killed: dict[str, Any]) -> None:
+    rows = [row for batch in killed["batches"] for row in batch.ledger.rows]
+    gone_on = [row for row in rows if "it goes on after turn" in row.detail]
+    assert len(gone_on) == sum(record["metrics"]["rollout/reattached"] for record in killed["records"]) > 0
+    assert not [row for row in rows if row.fault is not None], [row.detail for row in rows if row.fault is not None]
+    for row in rows:
+        if row.detail.startswith("starts anew"):
+            assert "its box is gone" in row.detail or "before it had a box" in row.detail, row.detail
+            assert row.origin is not Origin.RETURNED or row.streak > 0
+
+
+def test_every_key_was_typed_once_and_every_trajectory_is_of_one_piece(killed: dict[str, Any]) -> None:
+    batches: list[SpooledBatch] = killed["batches"]
+    for batch in batches:
+        for trial in batch.trials:
+            assert len(trial.turns) == TURNS + 2  # completion is asked twice
+            seen = (
+                ByteTokenizer().decode(np.asarray(trial.turns[-1].prompt_ids).tolist()).rpartition("cat /tmp/seen")[2]
+            )
+            told = Counter(word for word in seen.split() if word.startswith("turn-"))
+            assert told == Counter(f"turn-{turn}-of-{trial.trial_id}" for turn in range(TURNS - 1))
+            versions = [turn.weight_version for turn in trial.turns]
+            assert versions == sorted(versions)
+            samples = [sample for sample in batch.samples if sample.trial_id == trial.trial_id]
+            assert audit(trial.turns, samples, ByteTokenizer()).drift == 0
+
+
+def test_nothing_counts_twice_and_nothing_that_had_ended_is_lost(killed: dict[str, Any]) -> None:
+    batches: list[SpooledBatch] = killed["batches"]
+    trained = [trial.trial_id for batch in batches for trial in batch.trials]
+    assert len(trained) == len(set(trained)) == 4 * STEPS
+    last = {row.trial_id for row in batches[-1].ledger.rows if row.outcome is not Outcome.ADMITTED}
+    assert killed["ended"] - set(trained) <= last
+    for step, batch in enumerate(batches):
+        metrics = killed["records"][step]["metrics"]
+        outcomes = ("admitted", "cancelled", "carried", "continued", "infra_faults")
+        assert metrics["rollout/launched"] + metrics["rollout/resumed"] == len(batch.ledger.rows)
+        assert sum(metrics[f"rollout/{outcome}"] for outcome in outcomes) == len(batch.ledger.rows)
+        assert all(sample.weight_version <= step for sample in batch.samples)
+
+
+def test_no_host_is_left(killed: dict[str, Any]) -> None:
+    _, alive = psutil.wait_procs(_hosts(killed["folder"]), 10)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+    assert list((killed["folder"] / "state" / "leases").glob("*")) == []
