@@ -1,6 +1,6 @@
 """The campaign: base model, SFT, the critic's warm-up when it has one, and legs of RL.
 
-Every checkpoint is evaluated beside the stage that follows it.
+Every checkpoint is evaluated, and every leg diagnosed, beside the stage that follows it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from prefect import flow
+from prefect.futures import wait
 
 from components.config import CampaignConfig
 from tasks.curate import curate
@@ -16,6 +17,7 @@ from tasks.diagnose import diagnose
 from tasks.drive import stop_jobs
 from tasks.evaluate import evaluate
 from tasks.find import claim
+from tasks.hold import hold
 from tasks.rl import rl_leg
 from tasks.summary import summarize
 from tasks.supervised import base_model, sft
@@ -35,13 +37,18 @@ def campaign(config: CampaignConfig = MINIATURE) -> dict[str, Any]:
     evaluations.append(evaluate.submit(config, pool, tuned, trials, index=1))
 
     critic = warm_up(config, pool, tuned) if config.ppo.warmup else None
-    checkpoints = [base, tuned]
+    checkpoints, watches = [base, tuned], []
     for leg in range(1, config.rl.legs + 1):
         checkpoints.append(rl_leg(config, pool, checkpoints[-1], leg, critic))
         asked = trials if leg == config.rl.legs else leg_trials
         evaluations.append(evaluate.submit(config, pool, checkpoints[-1], asked, index=leg + 1))
+        if leg < config.rl.legs:
+            watches.append(diagnose.submit(config, list(evaluations), leg))
+            if config.diagnosis.pause_on_red:
+                hold(config, watches[-1].result(), leg)
 
     scores = [evaluation.result() for evaluation in evaluations]
+    wait(watches)
     diagnosis = diagnose(config, scores)
     return summarize(config, checkpoints, scores, diagnosis)
 

@@ -86,4 +86,6 @@ class Diagnosis:
     report: str
     figures: tuple[str, ...]
     verdict: str
+    severity: str
+    """ok, blind, warn or red."""
     findings: tuple[Mapping[str, Any], ...]

@@ -24,6 +24,14 @@ class RlConfig(Section):
     """Steps of one leg: one Prefect task, one Ray job, one checkpoint at its end, a commit after every step."""
 
 
+class DiagnosisConfig(Section):
+    """What follows from a diagnosis."""
+
+    pause_on_red: bool = False
+    """Holds the campaign after a leg whose diagnosis is red, until a person resumes its flow run; the next leg then
+    waits for the evaluation of the one before it, which otherwise runs beside it."""
+
+
 class CampaignConfig(Section):
     """One campaign: a base model, a pool, and everything that is done with them."""
 
@@ -48,6 +56,7 @@ class CampaignConfig(Section):
     trainer: TrainerConfig = TrainerConfig()
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    diagnosis: DiagnosisConfig = DiagnosisConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> CampaignConfig:

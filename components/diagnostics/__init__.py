@@ -5,6 +5,7 @@ from components.diagnostics.detectors import DETECTORS
 from components.diagnostics.diagnosis import diagnose
 from components.diagnostics.figures import figures
 from components.diagnostics.finding import Diagnosis, Finding, Severity
+from components.diagnostics.page import page
 from components.diagnostics.report import render
 from components.diagnostics.series import Evaluation, Run, Series, StepRecord
 from components.diagnostics.stored import evaluated, read
@@ -22,6 +23,7 @@ __all__ = [
     "diagnose",
     "evaluated",
     "figures",
+    "page",
     "read",
     "render",
 ]

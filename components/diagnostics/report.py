@@ -34,13 +34,20 @@ def render(
     records: Sequence[StepRecord],
     evaluations: Sequence[Evaluation],
     *,
+    before: Diagnosis | None = None,
     links: Mapping[str, str] | None = None,
 ) -> str:
-    """The whole report. `links` are listed at its end (text → address)."""
-    parts = [f"# {title}", f"**Verdict: {diagnosis.verdict}.**", _findings(diagnosis)]
+    """The whole report. `before` is the diagnosis of the leg before; `links` are listed at the end (text → address)."""
+    parts = [f"# {title}", f"**Verdict: {diagnosis.verdict}.**"]
+    if before is not None:
+        parts += ["## Since the leg before", _since(before, diagnosis)]
+    parts.append(_findings(diagnosis))
     if evaluations:
         parts += ["## Held-out tasks", _evaluations(evaluations)]
+        parts += _classes(evaluations[-1])
     series = Series(records)
+    if ends := _ends(series):
+        parts += ["## Where trials ended", ends]
     if series.steps:
         parts += [f"## Steps ({len(series.steps)})", _steps(series)]
     if links:
@@ -63,6 +70,40 @@ def _advice(finding: Finding) -> str:
     """What its detector recommends, from which number on it spoke, and what the finding is not."""
     detector = _BY_NAME[finding.name]
     return f"- **{finding.name}** ({detector.threshold}): {detector.action}. Not to be taken for {detector.is_not}."
+
+
+def _since(before: Diagnosis, now: Diagnosis) -> str:
+    """Findings that are graver, or less grave, than they were."""
+    was = {finding.name: finding.severity for finding in before.findings}
+    lines = [
+        f"- {finding.name}: {MARKS[was[finding.name]]} → {MARKS[finding.severity]}; {finding.text}"
+        for finding in now.findings
+        if was[finding.name] != finding.severity
+    ]
+    return "\n".join(lines) or "No detector changed its mind."
+
+
+def _classes(evaluation: Evaluation) -> list[str]:
+    """The resolved rate of each category and difficulty in one evaluation."""
+    rows = [
+        [kind, name, str(found["tasks"]), f"{found['resolved']:.1%}", _number(found["stderr"], ".1%")]
+        for kind in ("category", "difficulty")
+        for name, found in evaluation.score.get(f"by_{kind}", {}).items()
+    ]
+    if not rows:
+        return []
+    return [f"### {evaluation.name} by class", _table(["", "class", "tasks", "resolved", "±"], rows)]
+
+
+def _ends(series: Series) -> str:
+    """How many trials of all steps stopped for each reason, and how many ended in a fault of each cause."""
+    rows = [
+        [kind, name.removeprefix(prefix), f"{total:.0f}"]
+        for prefix, kind in (("stop/", "graded"), ("fault/", "infrastructure"))
+        for name in series.names(prefix)
+        if (total := series.total(name))
+    ]
+    return _table(["", "reason", "trials"], rows) if rows else ""
 
 
 def _evaluations(evaluations: Sequence[Evaluation]) -> str:

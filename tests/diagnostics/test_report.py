@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from components.diagnostics import Evaluation, diagnose, figures, render
+from components.diagnostics import Evaluation, diagnose, figures, page, render
 from tests.diagnostics.campaigns import RISING, records
 
 FULL = {"resolved": 0.5, "stderr": 0.031, "assertions_passed": 0.8, "mean_reward": 0.3, "turns_mean": 4.5}
@@ -22,6 +22,41 @@ def test_the_report_says_verdict_findings_scores_and_steps():
     assert rows[0].startswith("| 0 |")
     assert rows[-1].startswith("| 39 |")
     assert "- [MLflow](http://x)" in text
+
+
+def test_what_changed_since_the_leg_before_is_told_first():
+    early, late = records(steps=12), records({"rollout/infra_faults": lambda step: 40.0 * (step >= 12)})
+    before, now = diagnose(early, RISING[:3]), diagnose(late, RISING)
+    text = render("t", now, late, RISING, before=before)
+    changes = text.split("## Since the leg before\n\n")[1].split("\n\n")[0].splitlines()
+    assert changes == [
+        "- infrastructure: ok → **RED**; 480 of 1680 launched trials ended in infrastructure faults",
+        "- regression: not measured → ok; leg-2 has 80.0%, the best, leg-2, 80.0%",
+    ]
+    assert "No detector changed its mind." in render("t", now, late, RISING, before=now)
+
+
+def test_classes_and_ends_are_tables():
+    by_class = {"by_category": {"git": {"tasks": 9, "resolved": 0.5, "stderr": None}}}
+    evaluations = [Evaluation("sft", 0, {**FULL, **by_class})]
+    steps = records({"stop/completed": 60.0, "stop/gave_up": 0.0, "fault/sandbox": 2.0}, steps=2)
+    text = render("t", diagnose(steps, evaluations), steps, evaluations)
+    assert "### sft by class" in text
+    assert "| category | git | 9 | 50.0% | – |" in text
+    assert "| graded | completed | 120 |" in text
+    assert "| infrastructure | sandbox | 4 |" in text
+    assert "gave_up" not in text
+
+
+def test_the_page_carries_its_figures_and_lets_no_text_become_markup():
+    text = "# A\n\n| a | b |\n|---|---|\n| <script>alert(1)</script> | [x](javascript:alert(1)) |\n"
+    made = page("<b>", text, {"reward": b"\x89PNG"})
+    assert "<title>&lt;b&gt;</title>" in made
+    assert "<table>" in made
+    assert "<script" not in made
+    assert 'href="javascript' not in made
+    assert '<img alt="reward" src="data:image/png;base64,iVBORw==">' in made
+    assert "http" not in made, "nothing is fetched"
 
 
 def test_an_empty_run_has_a_report():

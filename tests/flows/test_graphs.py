@@ -9,7 +9,7 @@ import flows.evaluate
 import flows.synthesize
 from components.cluster import REPOSITORY
 from components.config import CampaignConfig, load
-from tasks.results import Checkpoint, Pool, WarmCritic
+from tasks.results import Checkpoint, Diagnosis, Pool, WarmCritic
 
 POOL = Pool("pool", "d", 9, 1, 0.0)
 
@@ -40,11 +40,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list:
         "warm_up": lambda config, pool, before: WarmCritic("critic"),
         "rl_leg": lambda config, pool, before, leg, critic: Checkpoint(f"leg-{leg}", f"leg-{leg}", leg, state="s"),
         "evaluate": lambda config, pool, checkpoint, trials, index: f"score of {checkpoint.label}",
-        "diagnose": lambda config, scores: "diagnosis",
+        "diagnose": lambda config, scores, leg=None: Diagnosis("report", (), "red: x", "red", ()),
+        "hold": lambda config, diagnosis, leg: None,
         "summarize": lambda config, checkpoints, scores, diagnosis: {"scores": scores},
     }
     for name, give in gives.items():
         monkeypatch.setattr(flows.campaign, name, Fake(name, noted, give))
+    monkeypatch.setattr(flows.campaign, "wait", lambda futures: noted.append(("wait", len(futures))))
     return noted
 
 
@@ -59,9 +61,24 @@ def names(calls: list) -> list[str]:
 def test_every_checkpoint_is_evaluated_beside_the_stage_that_follows_it(calls: list) -> None:
     result = flows.campaign.campaign.fn(config("rl.legs=2"))
     order = ["claim", "curate", "base_model", "evaluate base", "sft", "evaluate sft", "rl_leg", "evaluate leg-1"]
-    order += ["rl_leg", "evaluate leg-2", *["evaluate"] * 4, "diagnose", "summarize"]
+    order += ["diagnose", "rl_leg", "evaluate leg-2", *["evaluate"] * 4, "wait", "diagnose", "summarize"]
     assert names(calls) == order
     assert result == {"scores": [f"score of {label}" for label in ("base", "sft", "leg-1", "leg-2")]}
+
+
+def test_every_leg_but_the_last_is_diagnosed_with_the_evaluations_so_far(calls: list) -> None:
+    flows.campaign.campaign.fn(config("rl.legs=3"))
+    watched = [call for call in calls if call[0] == "diagnose"]
+    assert [(len(scores), *leg) for _, scores, *leg in watched] == [(3, 1), (4, 2), (5,)]
+    assert ("wait", 2) in calls, "a report that is still written is waited for"
+    assert "hold" not in names(calls)
+
+
+def test_the_next_leg_waits_for_the_diagnosis_where_a_red_one_is_to_hold_it(calls: list) -> None:
+    flows.campaign.campaign.fn(config("rl.legs=2", "diagnosis.pause_on_red=true"))
+    order = names(calls)
+    second = len(order) - 1 - order[::-1].index("rl_leg")
+    assert order[second - 3 : second] == ["diagnose", "diagnose", "hold"], "asked for, waited for, held"
 
 
 def test_base_sft_and_the_last_leg_get_the_full_evaluation(calls: list) -> None:

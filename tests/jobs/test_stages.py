@@ -247,11 +247,14 @@ def test_the_legs_checkpoint_is_evaluated_and_diagnosed(
     assert 0 <= score["pass_rate"] <= 1
     assert len(load_batch(campaign.store.tree(score["trials"])).trials) == 6
     results = {"sft": {**score, "step": 0}, "leg-1": {**score, "step": 4}}
-    report = campaign.run("diagnose", {"results": results})
+    report = campaign.run("diagnose", {"results": results, "through": None, "before": 2})
     text = campaign.store.get_bytes(report["report"]).decode()
     assert "Verdict" in text
     assert "(sft) →" in text, "the score after RL is held against the one before"
     assert "leg-1" in text
+    assert "## Since the leg before" in text
+    whole = campaign.store.get_bytes(report["page"]).decode()
+    assert whole.count("data:image/png;base64,") == len(report["figures"])
     assert all(campaign.store.get_bytes(key).startswith(b"\x89PNG") for key in report["figures"])
 
 
