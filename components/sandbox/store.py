@@ -211,7 +211,7 @@ class ImageStore:
         if key not in self._held:
             lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # who has it for himself removes it
+                fcntl.flock(lock, fcntl.LOCK_SH)  # who has it for himself looks whether it is needed, or removes it
                 if not _stands_at(lock, path):
                     raise FileNotFoundError(errno.ENOENT, "removed meanwhile", str(path))
             except OSError:
