@@ -171,22 +171,28 @@ def _stir(folder: Path, most_bytes: int, number: int, end: float) -> None:
         store.sweep()
 
 
-def test_processes_that_make_collect_and_sweep_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_processes_that_make_collect_and_sweep_at_once_do_not_disturb_each_other_nor_does_one_s_kill(
+    tmp_path: Path,
+) -> None:
     """A sweep had raised out of `open_backend` where another one was faster."""
     context = multiprocessing.get_context("fork")
     end = time.monotonic() + 1.0
     stirring = [
         context.Process(target=_stir, args=(tmp_path / "images", most, number, end))
-        for number, most in enumerate((0, 0, 1 << 30))
+        for number, most in enumerate((0, 0, 1 << 30, 0, 0))
     ]
     for process in stirring:
         process.start()
+    for victim in stirring[3:]:
+        time.sleep(0.3)
+        victim.kill()
     for process in stirring:
         process.join()
-    assert [process.exitcode for process in stirring] == [0, 0, 0]
+    assert [process.exitcode for process in stirring] == [0, 0, 0, -signal.SIGKILL, -signal.SIGKILL]
     store = ImageStore(tmp_path / "images")
     store.sweep()
-    assert not list(store.folder.glob(f"{WORKPLACE}*"))
+    assert not [*store.folder.glob(f"{WORKPLACE}*"), *(store.folder / "layers").glob(".*")]
+    assert not list((store.folder / "locks").iterdir())
     assert all(json.loads((store.folder / "layers" / key / "layer.json").read_text()) for key in keys(store))
 
 
