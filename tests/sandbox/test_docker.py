@@ -144,9 +144,9 @@ async def test_an_image_is_built_once_however_many_ask(
     built: list[str] = []
     build = images.Images._build
 
-    def counted(self: images.Images, api: Any, tag: str, *rest: Any) -> None:
+    def counted(self: images.Images, api: Any, tag: str, *rest: Any) -> Iterator[str]:
         built.append(tag)
-        build(self, api, tag, *rest)
+        return build(self, api, tag, *rest)
 
     monkeypatch.setattr(images.Images, "_build", counted)
     image = read_image(tmp_path, "FROM debian:12", "WORKDIR /app", "RUN echo $RANDOM > once")
