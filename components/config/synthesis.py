@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from components.config.audit import EndpointConfig
 from components.config.section import Section
 
 
@@ -20,6 +21,10 @@ class SynthesisConfig(Section):
     """Times a round proposes what it still lacks."""
     repairs: int = Field(2, ge=0)
     """Times a rejected proposal is repaired by what the log says of it."""
+    model: EndpointConfig | None = None
+    """A model that proposes tasks beside the operators that need none. None: they alone do."""
+    model_attempts: int = Field(2, ge=1)
+    """Times a usable answer is asked of it."""
     min_turns: int = Field(1, ge=0)
     """Commands by which a task's reference solution is longer than its parent's, at least."""
     min_assertions: int = Field(1, ge=1)

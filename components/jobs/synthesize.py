@@ -11,7 +11,7 @@ from typing import Any
 from components.jobs.job import Job, main
 from components.pool import Pool
 from components.sandbox import open_backend
-from components.synthesis import STATE, RoundReport, World, open_run, synthesize
+from components.synthesis import STATE, RoundReport, World, open_proposer, open_run, synthesize
 
 STAGE = "synthesize"
 CONCURRENCY = 8
@@ -19,14 +19,14 @@ CONCURRENCY = 8
 
 
 def stage(job: Job) -> dict[str, Any]:
-    """Result: {"grown", "digest", "tasks", "rounds", "rejections"}.
+    """Result: {"grown", "digest", "tasks", "rounds", "rejections"}, and what a model's answers cost: {"model"}.
 
     `grown` is the store key of a folder of task directories with their index, which `pool.imported` takes.
     """
     source = Pool(job.store.tree(job.inputs["pool"]) / "train")
     folder = job.folder / "grown"
     run = open_run(source.folder, folder, job.config.synthesis, job.config.seed)
-    reports = asyncio.run(_grow(job, run, folder))
+    reports, spent = asyncio.run(_grow(job, run, folder))
     grown = Pool(folder)
     key = job.key("grown")
     job.store.put_tree(key, _without_state(folder))
@@ -37,10 +37,11 @@ def stage(job: Job) -> dict[str, Any]:
         "tasks": len(grown),
         "rounds": [report.row() for report in reports],
         "rejections": rejected,
+        **({} if spent is None else {"model": spent}),
     }
 
 
-async def _grow(job: Job, pool: Pool, folder: Path) -> list[RoundReport]:
+async def _grow(job: Job, pool: Pool, folder: Path) -> tuple[list[RoundReport], dict[str, Any] | None]:
     config = job.config
     known = job.committed(STAGE)
 
@@ -49,12 +50,14 @@ async def _grow(job: Job, pool: Pool, folder: Path) -> list[RoundReport]:
             metrics = {f"synthesis/{name}": value for name, value in report.metrics().items()}
             job.commit(STAGE, report.round - 1, metrics, total=config.synthesis.rounds)
 
-    backend = await open_backend(config.sandbox, job.folder)
-    world = World(backend, config.sandbox, config.pool, CONCURRENCY)
-    try:
-        return await synthesize(pool, folder, world, config.synthesis, seed=config.seed, on_round=tell)
-    finally:
-        await backend.close()
+    async with open_proposer(config.synthesis, job.store) as proposer:
+        backend = await open_backend(config.sandbox, job.folder)
+        world = World(backend, config.sandbox, config.pool, CONCURRENCY, proposer)
+        try:
+            reports = await synthesize(pool, folder, world, config.synthesis, seed=config.seed, on_round=tell)
+        finally:
+            await backend.close()
+        return reports, None if proposer is None else proposer.purse.to_json()
 
 
 def _without_state(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
     python -m components.synthesis var/pools/train --rounds 3 --tasks 200 --into var/pools/grown
     python -m components.synthesis pools/mine --into pools/grown --seed 2 --json
+    python -m components.synthesis pools/mine --into pools/grown --model '{"base_url": "https://host/v1", "model": "m"}'
 
 POOL is a folder of Harbor task directories. Where it has an index with what the gates measured, that is believed;
 else its tasks are run first. FOLDER gets the grown tasks and their index: `pool.imported` takes it as it is, beside
@@ -19,14 +20,17 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from components.artifacts import LocalStore
 from components.config import PoolConfig, SandboxConfig, SynthesisConfig
 from components.errors import ConfigError, InfraFault, LongshellError
 from components.sandbox import open_backend
+from components.synthesis.model import open_proposer
 from components.synthesis.report import RoundReport
 from components.synthesis.rounds import World, synthesize
 from components.synthesis.run import STATE, open_run
 
 EXIT_REFUSED, EXIT_FAULT = 2, 75
+FIELDS = SynthesisConfig.model_fields
 CONCURRENCY = 8
 """Boxes at once. Gates are bound by the processor; more boxes only wait for each other."""
 
@@ -39,7 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--concurrency", type=int, default=CONCURRENCY, help=f"boxes at once ({CONCURRENCY})")
     parser.add_argument("--json", action="store_true", help="one JSON object a round")
-    for name, field in SynthesisConfig.model_fields.items():
+    parser.add_argument("--model", metavar="JSON", type=json.loads, help=f"{FIELDS['model'].description} As in YAML")
+    for name, field in FIELDS.items():
+        if name == "model":
+            continue
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=int, default=field.default, help=f"{field.description} ({field.default})")
     arguments = parser.parse_args(argv)
@@ -56,25 +63,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _run(arguments: argparse.Namespace) -> None:
     try:
-        config = SynthesisConfig(**{name: getattr(arguments, name) for name in SynthesisConfig.model_fields})
+        config = SynthesisConfig(**{name: getattr(arguments, name) for name in FIELDS})
     except ValidationError as error:
-        problems = [f"--{str(each['loc'][0]).replace('_', '-')}: {each['msg']}" for each in error.errors()]
+        problems = [f"--{'.'.join(map(str, each['loc'])).replace('_', '-')}: {each['msg']}" for each in error.errors()]
         raise ConfigError(problems, "arguments") from error
     sandbox = SandboxConfig()
     pool = open_run(arguments.pool, arguments.into, config, arguments.seed)
-    backend = await open_backend(sandbox, arguments.into / STATE / "boxes")
-    world = World(backend, sandbox, PoolConfig(), arguments.concurrency)
-    try:
-        await synthesize(
-            pool,
-            arguments.into,
-            world,
-            config,
-            seed=arguments.seed,
-            on_round=lambda report: print(_line(report, arguments.json), flush=True),
-        )
-    finally:
-        await backend.close()
+    async with open_proposer(config, LocalStore(arguments.into / STATE / "model")) as proposer:
+        backend = await open_backend(sandbox, arguments.into / STATE / "boxes")
+        world = World(backend, sandbox, PoolConfig(), arguments.concurrency, proposer)
+        try:
+            await synthesize(
+                pool,
+                arguments.into,
+                world,
+                config,
+                seed=arguments.seed,
+                on_round=lambda report: print(_line(report, arguments.json), flush=True),
+            )
+        finally:
+            await backend.close()
+            if proposer is not None:
+                print(json.dumps(proposer.purse.to_json()), file=sys.stderr)
 
 
 def _line(report: RoundReport, as_json: bool) -> str:

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from components.pool.directory import outline_files, write_files
 from components.pool.outline import Outline, difficulty
@@ -74,22 +75,11 @@ class Draft:
         metadata = {
             "difficulty": difficulty(self.turns) if self.first.extends is None else first.difficulty,
             "category": first.category,
-            "lineage": [*first.lineage, first.task_id],
-            "parent": first.task_id,
-            "parents": [parent.ref.task_id for parent in self.parents],
-            "round": round_,
-            "operator": self.operator,
-            "family": self.family,
+            **descent(self, round_),
             "pass_to_pass": list(self.declared),
         }
-        writing = folder.parent / f".{folder.name}.{os.getpid()}"
-        shutil.rmtree(writing, ignore_errors=True)
-        writing.mkdir(parents=True)
-        if self.first.extends is not None:
-            shutil.copytree(self.first.extends.folder, writing, symlinks=True, dirs_exist_ok=True)
-        write_files(self._texts(folder.name, metadata), writing)
-        shutil.rmtree(folder, ignore_errors=True)
-        writing.rename(folder)
+        base = None if self.first.extends is None else self.first.extends.folder
+        place(folder, base, self._texts(folder.name, metadata))
 
     def _texts(self, task_id: str, metadata: Mapping[str, object]) -> Mapping[str, str]:
         extends = self.first.extends
@@ -98,3 +88,47 @@ class Draft:
         document = tomllib.loads((extends.folder / "task.toml").read_text(encoding="utf-8"))
         kept = {key: value for key, value in document.get("metadata", {}).items() if key != "assertion_ids"}
         return {**extends.files(self.outline), "task.toml": toml_text({**document, "metadata": {**kept, **metadata}})}
+
+
+class Descends(Protocol):
+    """What is made of other tasks."""
+
+    @property
+    def family(self) -> str:
+        """The kind of operator that made it."""
+        ...
+
+    @property
+    def operator(self) -> str:
+        """Which of its kind."""
+        ...
+
+    @property
+    def parents(self) -> tuple[Source, ...]:
+        """What it was made of; the first is the one that it continues."""
+        ...
+
+
+def descent(task: Descends, round_: int) -> dict[str, Any]:
+    """What `[metadata]` says of where a task comes from."""
+    first = task.parents[0].ref
+    return {
+        "lineage": [*first.lineage, first.task_id],
+        "parent": first.task_id,
+        "parents": [parent.ref.task_id for parent in task.parents],
+        "round": round_,
+        "operator": task.operator,
+        "family": task.family,
+    }
+
+
+def place(folder: Path, base: Path | None, texts: Mapping[str, str]) -> None:
+    """Writes a task directory: the files of `base`, and these texts in their place or beside them."""
+    writing = folder.parent / f".{folder.name}.{os.getpid()}"
+    shutil.rmtree(writing, ignore_errors=True)
+    writing.mkdir(parents=True)
+    if base is not None:
+        shutil.copytree(base, writing, symlinks=True, dirs_exist_ok=True)
+    write_files(texts, writing)
+    shutil.rmtree(folder, ignore_errors=True)
+    writing.rename(folder)

@@ -21,11 +21,14 @@ from pathlib import Path
 
 from components.config import PoolConfig, SandboxConfig, SynthesisConfig
 from components.curation import GateResult, Rejection, audit, with_assertions
+from components.curation.endpoint import Unanswered
+from components.curation.quality.answer import BadAnswer
 from components.errors import FaultCause, InfraFault, TaskError
 from components.pool import Pool, directory_digest, index_folder, load_task, write_index
 from components.records import TaskRef
 from components.sandbox import SandboxBackend
 from components.synthesis.draft import Draft
+from components.synthesis.model import FAMILY, OPERATIONS, Proposer, Wish, Written
 from components.synthesis.operators import OPERATORS, repair
 from components.synthesis.probe import Seen, look
 from components.synthesis.report import Fate, RoundReport
@@ -37,19 +40,21 @@ log = logging.getLogger(__name__)
 JOURNAL, SEEN = "gates.jsonl", "seen"
 REPAIRABLE = frozenset({Rejection.ORACLE_FAILS, Rejection.FLAKY})
 """Verdicts of a solution that did not make what is asserted: what they say may help."""
-GUARDS, SHORT = "undeclared_guards", "too_little_more"
+GUARDS, SHORT, UNANSWERED = "undeclared_guards", "too_little_more", "no_proposal"
 """Why a task that the gates admit is not accepted: it says of more assertions than it declares that they hold
-untouched; it is not longer than its parent by as much as is asked."""
+untouched; it is not longer than its parent by as much as is asked; a model gave no proposal that can be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What drafts are run in."""
+    """What drafts are made and run in."""
 
     backend: SandboxBackend
     sandbox: SandboxConfig
     pool: PoolConfig
     concurrency: int
+    proposer: Proposer | None = None
+    """A model that is asked for drafts, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +71,13 @@ class Proposal:
 
     task_id: str
     round: int
-    draft: Draft
+    draft: Draft | Wish | Written
     path: Path = Path()
     ref: TaskRef = field(default_factory=lambda: TaskRef("", "", "", ""))
     repairs: int = 0
     reason: str = ""
     detail: str = ""
+    """Why it is not accepted; empty while nothing speaks against it."""
 
     def fate(self) -> Fate:
         draft = self.draft
@@ -114,7 +120,7 @@ async def synthesize(
     reports = []
     for number in range(1, config.rounds + 1):
         proposals = await _round(number, grown, scratch, world, config, seed)
-        accepted = [_keep(proposal, folder) for proposal in proposals if not proposal.reason]
+        accepted = [await _keep(proposal, folder, world) for proposal in proposals if not proposal.reason]
         report = RoundReport.of(number, [proposal.fate() for proposal in proposals], grown.last, accepted)
         if not accepted:
             raise TaskError(str(folder), [f"round {number} accepted no task", *report.reasons()])
@@ -139,15 +145,9 @@ async def _roots(pool: Pool, scratch: Path, world: World) -> list[Source]:
     room = asyncio.Semaphore(world.concurrency)
 
     async def read(ref: TaskRef) -> Source | None:
-        path = pool.folder / ref.task_id
-        try:
-            return read_source(path, ref)
-        except TaskError as error:  # another dialect: what its solution leaves is seen by running it
-            log.debug("%s", error)
         async with room:
             try:
-                seen = await look(load_task(path), world.backend, world.sandbox, scratch / SEEN)
-                return read_source(path, ref, seen)
+                return await _read(pool.folder / ref.task_id, ref, world, scratch)
             except TaskError as error:
                 log.warning("%s", error)
                 return None
@@ -165,10 +165,13 @@ async def _round(
     proposals: list[Proposal] = []
     for wave in range(config.waves):
         rng = random.Random(f"{seed}/{number}/{wave}")
-        planned = _plan(number, proposals, grown, config, rng)
+        planned = _plan(number, proposals, grown, config, rng, asks=world.proposer is not None)
         if not planned:
             break
-        await _validate(planned, scratch / f"round-{number}" / f"wave-{wave}", world, config, rng)
+        if world.proposer is not None:
+            await _fulfil(planned, grown, world.proposer, world.concurrency, config)
+        place = scratch / f"round-{number}" / f"wave-{wave}"
+        await _validate([each for each in planned if not each.reason], place, world, config, rng)
         proposals += planned
         for proposal in planned:
             if proposal.reason:
@@ -177,7 +180,7 @@ async def _round(
 
 
 def _plan(
-    round_: int, before: Sequence[Proposal], grown: Grown, config: SynthesisConfig, rng: random.Random
+    round_: int, before: Sequence[Proposal], grown: Grown, config: SynthesisConfig, rng: random.Random, *, asks: bool
 ) -> list[Proposal]:
     """Drafts for what the round still lacks, within the caps. Every parent comes once before one comes again."""
     accepted = [proposal.draft for proposal in before if not proposal.reason]
@@ -191,7 +194,7 @@ def _plan(
             full = grown.children[parent.ref.task_id] >= config.per_parent
             if full or categories[parent.ref.category] >= config.per_category:
                 continue
-            draft = _draft(parent, grown, families, config, rng)
+            draft = _draft(parent, grown, families, config, rng, asks=asks)
             if draft is None:
                 continue
             grown.contents.add(draft.content)
@@ -204,13 +207,22 @@ def _plan(
 
 
 def _draft(
-    parent: Source, grown: Grown, families: Mapping[str, int], config: SynthesisConfig, rng: random.Random
-) -> Draft | None:
+    parent: Source,
+    grown: Grown,
+    families: Mapping[str, int],
+    config: SynthesisConfig,
+    rng: random.Random,
+    *,
+    asks: bool,
+) -> Draft | Wish | None:
     """What the first operator makes of a parent that is under its cap and finds something that is allowed."""
     open_roots = [each for each in grown.roots if grown.children[each.ref.task_id] < config.per_parent]
-    for name in rng.sample(sorted(OPERATORS), len(OPERATORS)):
+    names = [*sorted(OPERATORS), FAMILY] if asks else sorted(OPERATORS)
+    for name in rng.sample(names, len(names)):
         if families.get(name, 0) >= config.per_family:
             continue
+        if name == FAMILY:
+            return Wish(parent, rng.choice(sorted(OPERATIONS)), rng.getrandbits(32))
         others = [each for each in open_roots if parent.turns + each.turns <= config.max_turns]
         draft = OPERATORS[name](parent, others, rng)
         if draft is not None and _is_allowed(draft, grown, config):
@@ -218,11 +230,37 @@ def _draft(
     return None
 
 
-def _is_allowed(draft: Draft, grown: Grown, config: SynthesisConfig) -> bool:
+def _is_allowed(draft: Draft | Written, grown: Grown, config: SynthesisConfig) -> bool:
     """What can be said of a draft before it is run."""
     if draft.turns > config.max_turns or draft.words > config.max_instruction_words:
         return False
     return draft.turns >= draft.first.turns + config.min_turns and draft.content not in grown.contents
+
+
+async def _fulfil(
+    planned: Sequence[Proposal], grown: Grown, proposer: Proposer, concurrency: int, config: SynthesisConfig
+) -> None:
+    """Has the model write what it is to propose. Answers are judged in the order of the plan, not of their arrival."""
+    room = asyncio.Semaphore(concurrency)
+
+    async def ask(wish: Wish) -> Written | str:
+        async with room:
+            try:
+                return await proposer.propose(wish)
+            except (BadAnswer, Unanswered) as error:
+                return str(error)
+
+    wishes = [(proposal, proposal.draft) for proposal in planned if isinstance(proposal.draft, Wish)]
+    said = await asyncio.gather(*(ask(wish) for _, wish in wishes))
+    for (proposal, _), answer in zip(wishes, said, strict=True):
+        if isinstance(answer, str):
+            proposal.reason, proposal.detail = UNANSWERED, answer
+            continue
+        proposal.draft = answer
+        if not _is_allowed(answer, grown, config):
+            told = f"{answer.turns} turns after {answer.first.turns}, {answer.words} words, or proposed before"
+            proposal.reason, proposal.detail = SHORT, told
+        grown.contents.add(answer.content)
 
 
 async def _validate(
@@ -230,24 +268,32 @@ async def _validate(
 ) -> None:
     """Runs drafts through the gates, and those that can be repaired again, each in fresh boxes."""
     waiting = list(planned)
-    for attempt in range(config.repairs + 1):
+    for attempt in range(config.repairs + 1 if waiting else 0):
         folder = place / f"attempt-{attempt}"
         for proposal in waiting:
             proposal.path = folder / proposal.task_id
+            assert not isinstance(proposal.draft, Wish), "an answer has taken its place"
             proposal.draft.write(proposal.path, round_=proposal.round)
         pool = index_folder(folder)
         found = await _gates(pool, place.parents[1], world)
         for proposal in waiting:
             _judge(proposal, found[proposal.task_id], config)
-        left = config.repairs - attempt
-        waiting = [proposal for proposal in waiting if left and _mend(proposal, rng)]
-        if not waiting:
+        if attempt < config.repairs:
+            waiting = [proposal for proposal in waiting if await _mend(proposal, world, rng)]
+        if not waiting or attempt == config.repairs:
             return
 
 
-def _mend(proposal: Proposal, rng: random.Random) -> bool:
+async def _mend(proposal: Proposal, world: World, rng: random.Random) -> bool:
     """Whether a rejected proposal has another draft now."""
-    draft = repair(proposal.draft, proposal.detail, rng) if proposal.reason in REPAIRABLE else None
+    draft: Draft | Written | None = None
+    if isinstance(proposal.draft, Written) and proposal.reason and world.proposer is not None:
+        try:
+            draft = await world.proposer.repair(proposal.draft, f"{proposal.reason}: {proposal.detail}")
+        except (BadAnswer, Unanswered) as error:
+            log.warning("%s is not repaired: %s", proposal.task_id, error)
+    elif isinstance(proposal.draft, Draft) and proposal.reason in REPAIRABLE:
+        draft = repair(proposal.draft, proposal.detail, rng)
     if draft is None:
         return False
     proposal.draft, proposal.repairs = draft, proposal.repairs + 1
@@ -257,6 +303,7 @@ def _mend(proposal: Proposal, rng: random.Random) -> bool:
 def _judge(proposal: Proposal, found: Measured, config: SynthesisConfig) -> None:
     """What the gates say, and what was asked of the draft beyond them."""
     result, draft = found.result, proposal.draft
+    assert not isinstance(draft, Wish), "an answer has taken its place"
     proposal.reason, proposal.detail, proposal.ref = "", "", found.ref
     if result.rejection is not None:
         proposal.reason, proposal.detail = str(result.rejection), result.detail
@@ -287,7 +334,7 @@ async def _gates(pool: Pool, scratch: Path, world: World) -> dict[str, Measured]
     return {ref.task_id: Measured(with_assertions(ref, result), result) for ref, result in results}
 
 
-def _keep(proposal: Proposal, folder: Path) -> Source:
+async def _keep(proposal: Proposal, folder: Path, world: World) -> Source:
     """Puts an accepted task into the grown pool."""
     target = folder / proposal.task_id
     if not target.exists() or directory_digest(target) != proposal.ref.digest:
@@ -296,7 +343,21 @@ def _keep(proposal: Proposal, folder: Path) -> Source:
         shutil.copytree(proposal.path, arriving, symlinks=True)
         shutil.rmtree(target, ignore_errors=True)
         arriving.rename(target)
-    first = proposal.draft.first
-    left = {path: lines for path, lines in first.artifacts.items() if path not in first.own}
-    seen = Seen(left, first.taken) if first.extends else None
-    return read_source(target, replace(proposal.ref, pool_id=folder.name), seen)
+    ref, first = replace(proposal.ref, pool_id=folder.name), proposal.draft.first
+    if isinstance(proposal.draft, Draft):
+        left = {path: lines for path, lines in first.artifacts.items() if path not in first.own}
+        return read_source(target, ref, Seen(left, first.taken) if first.extends else None)
+    return await _read(target, ref, world, folder / STATE)
+
+
+async def _read(path: Path, ref: TaskRef, world: World, scratch: Path) -> Source:
+    """A task of any dialect. Of another than ours, what its solution leaves is seen by running it.
+
+    Raises:
+        TaskError: nothing can be added to it.
+    """
+    try:
+        return read_source(path, ref)
+    except TaskError as error:
+        log.debug("%s", error)
+    return read_source(path, ref, await look(load_task(path), world.backend, world.sandbox, scratch / SEEN))

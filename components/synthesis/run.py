@@ -42,7 +42,7 @@ def open_run(source: Path, folder: Path, config: SynthesisConfig, seed: int) -> 
         import_tasks([source], state / "roots")
         pool = index_folder(state / "roots")
     tasks = hashlib.sha256("".join(sorted(f"{ref.task_id} {ref.digest}\n" for ref in pool.refs)).encode()).hexdigest()
-    recipe = {"version": VERSION, "pool": tasks, "seed": seed, **config.model_dump()}
+    recipe = {"version": VERSION, "pool": tasks, "seed": seed, **config.model_dump(mode="json")}
     state.mkdir(parents=True, exist_ok=True)
     path = state / RECIPE
     if not path.exists():

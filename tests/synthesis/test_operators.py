@@ -25,8 +25,8 @@ def drafts(sources: list[Source], name: str) -> list[Draft]:
 
 @pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_a_draft_is_longer_names_its_parents_and_reads_back(tmp_path: Path, name: str) -> None:
-    found = drafts(roots(tmp_path / "pool", 25), name)
-    assert len(found) >= 15
+    found = drafts(roots(tmp_path / "pool", 15), name)
+    assert len(found) >= 8
     for number, draft in enumerate(found):
         first, outline = draft.first, draft.outline
         assert draft.turns == len(outline.steps) >= len(first.outline.steps) + 1
