@@ -17,7 +17,7 @@ class ProbeConfig(Section):
     """Of the reference solution, left out one at a time."""
     paths: int = Field(8, ge=0)
     """That the solution makes, taken away one at a time."""
-    search_mb: int = Field(64, ge=1)
+    search_mb: int = Field(32, ge=1)
     """Of a box's files outside its system, that are searched for the tests and the solution."""
 
 

@@ -17,7 +17,7 @@ from components.sandbox import Sandbox
 
 SPLIT_S = 30.0
 MOST_LINES = 400
-SEARCH_BYTES = 64 << 20
+SEARCH_BYTES = 32 << 20
 SPLIT = r"""chunk=
 while IFS= read -r line || [[ -n $line ]]; do
   chunk+=$line$'\n'

@@ -11,6 +11,7 @@ an assertion that refused a right answer.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,9 +52,9 @@ async def gate(task: Task, backend: SandboxBackend, pool: PoolConfig, sandbox: S
     flags: list[Flag] = []
     rejection, detail = None, ""
     try:
-        secrets = None if probes is None else Secrets.of(task)
+        secrets = None if probes is None else await asyncio.to_thread(Secrets.of, task)
         if secrets is not None:
-            search_environment(task, secrets)
+            await asyncio.to_thread(search_environment, task, secrets)
         rig = Rig.of(task, backend, sandbox)
         evidence = await _gather(rig, pool)
         lists = judge(evidence, task.ref.assertion_ids)

@@ -7,29 +7,18 @@ and environment share may be the pristine copy that a guard compares with, and i
 
 from __future__ import annotations
 
-import base64
-import binascii
-import bz2
 import hashlib
-import io
-import lzma
 import re
-import tarfile
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from components.curation.result import Flag, Refused, Rejection, quoted
+from components.curation.unpack import LARGEST_FILE, unpacked
 from components.pool import Task
 
 LARGEST_TEXT = 1 << 20
 """Bytes of a text that is compared line by line. What is larger is data."""
-LARGEST_FILE = 64 << 20
-"""Bytes of a file, or of what is unpacked of one, that are looked at."""
-DEPTH = 3
-"""Archives within archives."""
 SHORTEST_LINE, SHORTEST_MATCH = 16, 48
 """Characters of a telling line, and of all that are found: less is anybody's."""
 SHARE = 0.5
@@ -45,7 +34,6 @@ _ANYBODYS = re.compile(
     r"|wget |git (?:config|init|add)|mkdir |echo [01]\b|if \[ |\[\[? |fi\b|done\b|else\b|exit |return\b"
     r"|assert True|pass\b)"
 )
-_BASE64 = re.compile(rb"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +80,7 @@ class Secrets:
         data = {secret.digest: secret for secret in self.data}
         flags = []
         for place, content in files:
-            for where, inner in _unpacked(place, content):
+            for where, inner in unpacked(place, content):
                 if found := self._recognised(inner):
                     raise Refused(Rejection.LEAK, f"{where} {found}")
                 if (secret := data.get(digest_of(inner))) is not None:
@@ -156,62 +144,3 @@ def _telling(content: bytes, told: str) -> tuple[str, ...]:
     return tuple(
         line for line in lines if len(line) >= SHORTEST_LINE and not _ANYBODYS.match(line) and line not in public
     )[:MOST_LINES]
-
-
-def _unpacked(name: str, content: bytes, depth: int = DEPTH) -> Iterator[tuple[str, bytes]]:
-    """A file, and what is in it where it is an archive, a compressed file, a git object or Base64."""
-    yield name, content
-    if depth:
-        for inner, unpacked in _members(name, content):
-            yield from _unpacked(inner, unpacked, depth - 1)
-
-
-def _members(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
-    if inner := _expanded(content):
-        yield f"{name} (unpacked)", inner
-    if content[257:262] == b"ustar":
-        yield from ((f"{name}!{member}", inner) for member, inner in _of_tar(content))
-    elif content.startswith(b"PK\x03\x04"):
-        yield from ((f"{name}!{member}", inner) for member, inner in _of_zip(content))
-    elif len(content) <= LARGEST_TEXT and _BASE64.fullmatch(content):
-        try:
-            yield f"{name} (Base64)", base64.b64decode(b"".join(content.split()), validate=True)
-        except binascii.Error:
-            return
-
-
-def _expanded(content: bytes) -> bytes:
-    """What is in a compressed file, up to `LARGEST_FILE`; of a git object less its header; else nothing."""
-    try:
-        if content.startswith(b"\x1f\x8b"):
-            return zlib.decompressobj(wbits=31).decompress(content, LARGEST_FILE)
-        if content.startswith(b"BZh"):
-            return bz2.BZ2Decompressor().decompress(content, LARGEST_FILE)
-        if content.startswith(b"\xfd7zXZ"):
-            return lzma.LZMADecompressor().decompress(content, LARGEST_FILE)
-        if content.startswith((b"x\x01", b"x\x9c", b"x\xda")):
-            return zlib.decompressobj().decompress(content, LARGEST_FILE).partition(b"\0")[2]
-    except (OSError, EOFError, zlib.error, lzma.LZMAError):
-        return b""
-    return b""
-
-
-def _of_tar(content: bytes) -> Iterator[tuple[str, bytes]]:
-    try:
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
-            for member in archive:
-                file = archive.extractfile(member) if member.isreg() else None
-                if file is not None and member.size <= len(content):
-                    yield member.name, file.read()
-    except (tarfile.TarError, OSError, ValueError):
-        return
-
-
-def _of_zip(content: bytes) -> Iterator[tuple[str, bytes]]:
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            for member in archive.infolist():
-                with archive.open(member) as file:
-                    yield member.filename, file.read(LARGEST_FILE)
-    except (zipfile.BadZipFile, OSError, ValueError, RuntimeError, NotImplementedError, zlib.error, EOFError):
-        return

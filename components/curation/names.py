@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from components.curation.result import Flag, Rejection, listed
 from components.curation.traces import Traces
+from components.curation.unpack import unpacked
 from components.pool import Task
 
 READ_BYTES = 1 << 20
@@ -35,7 +36,7 @@ class Told:
         workdir: where relative paths begin.
         beginnings: of all words of the instruction and the environment, and of the names in it.
         names: of files in the environment, in lower case.
-        tests: all that the tests say, in lower case.
+        tests, solution: all that they say, in lower case.
     """
 
     instruction: str
@@ -43,25 +44,28 @@ class Told:
     beginnings: frozenset[str]
     names: frozenset[str]
     tests: str
+    solution: str
 
     @classmethod
-    def of(cls, task: Task) -> Told:
+    def of(cls, task: Task, workdir: str) -> Told:
         """By the instruction and the environment folder."""
         environment = [path for path in sorted(task.environment_dir.rglob("*")) if _is_plain(path)]
         texts = [task.instruction, *(path.name for path in environment), *map(_text, environment)]
         return cls(
             instruction=task.instruction.lower(),
-            workdir=task.manifest.workdir or "/app",
+            workdir=workdir,
             beginnings=frozenset(_beginnings(texts)),
             names=frozenset(path.name.lower() for path in environment),
-            tests="\n".join(_text(path) for path in sorted(task.tests_dir.rglob("*")) if _is_plain(path)).lower(),
+            tests=_texts(task.tests_dir).lower(),
+            solution="" if task.solution_dir is None else _texts(task.solution_dir).lower(),
         )
 
     def seen(self, before: Traces) -> Told:
-        """And by the files of a box."""
-        texts = list(before)
-        texts += [trace.content[:READ_BYTES].decode("utf-8", "replace") for trace in before.values() if trace.content]
-        names = {PurePosixPath(path).name.lower() for path in before}
+        """And by the files of a box, and what is in its archives."""
+        inside = [each for path, trace in before.items() for each in unpacked(path, trace.content or b"")]
+        texts = [*before, *(place for place, _ in inside)]
+        texts += [content[:READ_BYTES].decode("utf-8", "replace") for _, content in inside]
+        names = {PurePosixPath(place).name.lower() for place in (*before, *(place for place, _ in inside))}
         return replace(self, beginnings=self.beginnings | set(_beginnings(texts)), names=self.names | names)
 
     def asks_for(self, path: str) -> bool:
@@ -69,8 +73,12 @@ class Told:
         return any(_says(self.instruction, form) for form in self._forms(path) if "/" in form or "." in form)
 
     def is_hidden(self, path: str) -> bool:
-        """Whether the tests name it, and nothing that the agent sees tells of it or of the folder it is in."""
-        if not any(_says(self.tests, form) for form in self._forms(path)):
+        """Whether tests and solution name it, and nothing that the agent sees tells of it or of the folder it is in.
+
+        What the solution makes without naming it comes out of the environment by some way.
+        """
+        forms = self._forms(path)
+        if not all(any(_says(text, form) for form in forms) for text in (self.tests, self.solution)):
             return False
         pieces = [piece for part in self._below(path).split("/") for piece in _PIECE.findall(_stem(part))]
         telling = [piece for piece in pieces if len(piece) >= SHORTEST]
@@ -85,13 +93,12 @@ class Told:
         return [path.lower(), self._below(path), PurePosixPath(path).name.lower()]
 
 
-def unmentioned(task: Task, told: Told) -> list[Flag]:
+def unmentioned(task: Task) -> list[Flag]:
     """Names of functions, fields and settings that solution and tests share, and that no agent is told."""
     if task.solution_dir is None:
         return []
-    known = "\n".join([task.instruction, *(_text(path) for path in task.environment_dir.rglob("*") if _is_plain(path))])
-    solution = set(_IDENTIFIER.findall("\n".join(map(_text, filter(_is_plain, task.solution_dir.rglob("*"))))))
-    tests = set(_IDENTIFIER.findall("\n".join(map(_text, filter(_is_plain, task.tests_dir.rglob("*"))))))
+    known = f"{task.instruction}\n{_texts(task.environment_dir)}"
+    solution, tests = (set(_IDENTIFIER.findall(_texts(folder))) for folder in (task.solution_dir, task.tests_dir))
     names = sorted(name for name in solution & tests if name not in known and not _SCAFFOLD.search(name))
     shared = f"tests and solution share names that nobody tells the agent: {listed(names)}"
     return [Flag(Rejection.HIDDEN_REQUIREMENT, shared)] if names else []
@@ -99,6 +106,10 @@ def unmentioned(task: Task, told: Told) -> list[Flag]:
 
 def _is_plain(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
+
+
+def _texts(folder: Path) -> str:
+    return "\n".join(_text(path) for path in sorted(folder.rglob("*")) if _is_plain(path))
 
 
 def _text(path: Path) -> str:

@@ -7,6 +7,7 @@ less is a flag. A probe that had no time, or no tool, is told.
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from components.curation.leaks import Secrets, digest_of
 from components.curation.names import Told, unmentioned
 from components.curation.result import UNPROBED, Flag, Refused, Rejection, listed
 from components.curation.rig import Budget, Rig
-from components.curation.traces import Traces, changed, made, traces
+from components.curation.traces import Traces, changed, is_below, made, traces
 from components.pool import Task
 from components.sandbox import Left, Sandbox
 
@@ -86,13 +87,14 @@ async def probe(rig: Rig, secrets: Secrets, config: ProbeConfig) -> list[Flag]:
         Refused: something was earned without the work, or cannot be earned with the instruction alone.
         InfraFault: the infrastructure failed.
     """
-    budget, told = Budget(config.seconds), Told.of(rig.task)
+    budget, told = Budget(config.seconds), Told.of(rig.task, rig.spec.workdir)
     async with rig.box() as box:
         before = await traces(box, config.search_mb << 20)
         if before is None:
             lacking = f"the files of a box are more than {config.search_mb} MiB, or it has no tar"
             return [Flag(UNPROBED, lacking), *await _attack(rig, box, budget)]
-        flags = secrets.refuse((path, trace.content) for path, trace in before.items() if trace.content)
+        files = [(path, trace.content) for path, trace in before.items() if trace.content]
+        flags = await asyncio.to_thread(secrets.refuse, files)
         flags += await _attack(rig, box, budget)
     async with rig.box() as box:
         await rig.solve(box)
@@ -101,9 +103,10 @@ async def probe(rig: Rig, secrets: Secrets, config: ProbeConfig) -> list[Flag]:
             return [*flags, Flag(UNPROBED, f"the solved box has more than {config.search_mb} MiB of files")]
         work = Work(before, after)
         _search_results(rig.task, work, secrets, told)
-        flags += await _take_away(rig, box, work, told.seen(before), config.paths, budget)
+        seen = await asyncio.to_thread(told.seen, before)
+        flags += await _take_away(rig, box, work, seen, config.paths, budget)
     flags += await _fake(rig, work, budget)
-    flags += unmentioned(rig.task, told)
+    flags += unmentioned(rig.task)
     flags += await ablate(rig, work.before, work.after, told, config.commands, budget)
     return list(dict.fromkeys(flags))
 
@@ -117,7 +120,7 @@ def reaches_for_verdict(task: Task, left: Left) -> None:
     for entry in left.reverted:
         path = entry.partition(" ")[2]
         own = PurePosixPath(path).name in GUARDED and PurePosixPath(path).name not in task.instruction
-        if own or path.startswith(("/logs/verifier", "/tests")):
+        if own or is_below(path, "/logs/verifier", "/tests"):
             raise Refused(Rejection.SHORTCUT, f"the solution itself reaches for the verdict: {entry}")
 
 

@@ -5,6 +5,7 @@ Invariant: a listing is whole, or there is none.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import shlex
 import tarfile
@@ -49,8 +50,12 @@ async def traces(box: Sandbox, most_bytes: int) -> Traces | None:
     result = await box.exec(asked, timeout_s=LISTING_S, cwd="/", max_output_bytes=2 * most_bytes, merge_stderr=False)
     if result.truncated or result.exit_code != 0 or len(result.output) > most_bytes:
         return None
+    return await asyncio.to_thread(_listed, result.output)
+
+
+def _listed(content: bytes) -> Traces | None:
     try:
-        with tarfile.open(fileobj=io.BytesIO(result.output), mode="r:") as archive:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
             return dict(_read(archive))
     except (tarfile.TarError, OSError, ValueError):
         return None
@@ -67,9 +72,14 @@ def _read(archive: tarfile.TarFile) -> Iterator[tuple[str, Trace]]:
             yield path, Trace(file.read(), bool(member.mode & 0o111))
 
 
+def is_below(path: str, *folders: str) -> bool:
+    """Whether it is one of these folders or in one."""
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
+
+
 def made(before: Traces, after: Traces) -> list[str]:
     """Files and links that are new, and folders that are new and empty; sorted."""
-    new = sorted(path for path in after.keys() - before.keys() if not path.startswith(OURS))
+    new = sorted(path for path in after.keys() - before.keys() if not is_below(path, *OURS))
     full = {str(PurePosixPath(path).parent) for path in after}
     return [path for path in new if after[path].content is not None or path not in full]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import subprocess
 from pathlib import Path
 
@@ -12,8 +13,17 @@ from components.curation.names import Told, unmentioned
 from components.curation.traces import Trace
 from components.pool import load_task
 from tests.curation.mixed import write
+from tests.curation.test_leaks import tar
 
-TESTS = {"a": "[[ -f /app/out/vuq.json ]]", "b": "[[ -f zyx ]]", "c": "[[ -f ledger-sum.csv ]]", "d": "[[ -f a.txt ]]"}
+TESTS = {
+    "a": "[[ -f /app/out/vuq.json ]]",
+    "b": "[[ -f zyx ]]",
+    "c": "[[ -f ledger-sum.csv ]]",
+    "d": "[[ -f a.txt ]]",
+    "e": "[[ -f qux ]]",
+}
+
+SOLUTION = "mkdir out; touch out/vuq.json zyx ledger-sum.csv a.txt; tar -xf pack.tar"
 
 
 @pytest.fixture
@@ -21,11 +31,11 @@ def told(tmp_path: Path) -> Told:
     task = write(
         tmp_path / "t",
         "Sum up every ledger. Write it to sums.csv and mark it as done.",
-        "true",
+        SOLUTION,
         TESTS,
         {"a.csv": "1\n"},
     )
-    return Told.of(load_task(task))
+    return Told.of(load_task(task), "/app")
 
 
 @pytest.mark.parametrize(
@@ -34,6 +44,7 @@ def told(tmp_path: Path) -> Told:
         ("/app/out/vuq.json", True),
         ("/app/zyx", True),
         ("/app/other", False),  # no test wants it
+        ("/app/qux", False),  # the solution does not name it: it comes from somewhere
         ("/app/ledger-sum.csv", False),  # its words are in the instruction
         ("/app/a.txt", False),  # too short to be hidden
     ],
@@ -46,6 +57,8 @@ def test_a_path_that_a_file_of_the_box_tells_of_is_not_hidden(told: Told) -> Non
     seen = told.seen({"/app/config": Trace(b"target = out/vuq.json\n")})
     assert not seen.is_hidden("/app/out/vuq.json")
     assert seen.is_hidden("/app/zyx")
+    packed = told.seen({"/app/pack.tgz": Trace(gzip.compress(tar("old/zyx", b"1")))})
+    assert not packed.is_hidden("/app/zyx")
 
 
 @pytest.mark.parametrize(("path", "asked"), [("/app/sums.csv", True), ("/app/done", False), ("/app/a.csv", False)])
@@ -60,7 +73,7 @@ def test_names_that_tests_and_solution_share_are_told_to_who_judges(tmp_path: Pa
     task = write(
         tmp_path / "t", "Write out.json with row_count.", 'echo \'{"grand_total": 1, "row_count": 1}\'', checks
     )
-    [flag] = unmentioned(load_task(task), Told.of(load_task(task)))
+    [flag] = unmentioned(load_task(task))
     assert (flag.kind, flag.detail.rpartition(": ")[2]) == ("hidden_requirement", "grand_total")
 
 
