@@ -91,7 +91,6 @@ def select(config: CampaignConfig, keys: Mapping[str, Any]) -> Pool:
     driven = drive(config, "select", 0, keys)
     result, name = driven.result, campaign_name(config)
     create_table_artifact(result["composition"], key=f"{name}-composition", description="beside the paper's pool")
-    create_table_artifact([result["assertions"]], key=f"{name}-assertions", description="assertions a task")
     return _pool(config, driven)
 
 
@@ -104,6 +103,9 @@ def _pool(config: CampaignConfig, driven: Driven) -> Pool:
     tracking.tracker().end(driven.run)
     columns = ("accepted", "rejected", "train", "heldout", "digest")
     create_table_artifact([{column: result[column] for column in columns}], key=f"{name}-pool")
+    if "assertions" in result:  # not in that of an older job
+        create_table_artifact([result["assertions"]], key=f"{name}-assertions", description="assertions a task")
+    _table(f"{name}-flags", result.get("flags", ()), "signs against tasks that are in the pool; none is a proof")
     _rejections(config, "rejections", result.get("rejections", ()))
     return pool
 

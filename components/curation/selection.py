@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from components.config import SelectionConfig
 from components.pool import LeftOut, Task
+from components.records import TaskRef
 
 RANK = "rank"
 PERCENTILE = 0.9
@@ -60,19 +61,16 @@ class Candidate:
     binary_only: bool = False
 
     @classmethod
+    def measured(cls, ref: TaskRef) -> Candidate:
+        """One that nobody has judged."""
+        counted = len(ref.fail_to_pass)
+        return cls(ref.task_id, 0.0, ref.category, assertions=counted, binary_only=ref.binary_only)
+
+    @classmethod
     def of(cls, task: Task, quality: float) -> Candidate:
         """Reads the groups of a task whose assertions were measured from its lineage."""
-        ref, lineage = task.ref, task.manifest.lineage
-        return cls(
-            ref.task_id,
-            quality,
-            ref.category,
-            lineage.family,
-            lineage.parent,
-            lineage.cohort,
-            assertions=len(ref.fail_to_pass),
-            binary_only=ref.binary_only,
-        )
+        own, lineage = cls.measured(task.ref), task.manifest.lineage
+        return replace(own, quality=quality, family=lineage.family, parent=lineage.parent, cohort=lineage.cohort)
 
 
 @dataclass(frozen=True, slots=True)

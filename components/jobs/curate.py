@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.curation import admit
+from components.curation import Candidate, admit, assertion_statistics
 from components.jobs.gathering import Verdicts, digest, gated, gather, parts, require_enough
 from components.jobs.job import Job, main
 from components.pool import Pool, choose
 
 
 def stage(job: Job) -> dict[str, Any]:
-    """Result: {"pool", "digest", "accepted", "rejected", "faults", "rejections"} and the size of each part by its name.
+    """Result: {"pool", "digest", "accepted", "rejected", "faults", "rejections", "flags", "assertions"} and the size of
+    each part by its name. `assertions` counts those of the tasks to train on, and tells the scale that they imply.
 
     The pool holds `train` and `heldout`; and `warmup`, further tasks of the training split, when the critic needs it.
     """
@@ -33,6 +34,7 @@ def stage(job: Job) -> dict[str, Any]:
     return {
         "pool": key,
         "digest": digest(pools["train"]),
+        "assertions": assertion_statistics([Candidate.measured(ref) for ref in pools["train"].refs]),
         **verdict.told(),
         **{name: len(pool) for name, pool in pools.items()},
     }

@@ -23,26 +23,33 @@ REPORT_EVERY = 200
 
 
 class Verdicts:
-    """What became of all tasks: counts, and a reason for every one that is not in the pool."""
+    """What became of all tasks: counts, a reason for every one that is not in the pool, and flags of others."""
 
     def __init__(self) -> None:
         self.totals: Counter[str] = Counter()
         self.rejections: list[dict[str, str]] = []
+        self.flags: list[dict[str, str]] = []
 
     def add(self, audit: Audit) -> None:
         self.totals.update(audit.summary())
         self.leave_out(LeftOut(each.task_id, str(each.rejection), each.detail) for each in audit.rejected)
+        self.flags += [
+            {"task": each.task_id, "kind": flag.kind, "detail": flag.detail}
+            for each in audit.accepted
+            for flag in each.flags
+        ]
 
     def leave_out(self, tasks: Iterable[LeftOut]) -> None:
         self.rejections += [task.to_json() for task in tasks]
 
     def told(self) -> dict[str, Any]:
-        """The counts and reasons of a job's result."""
+        """The counts, reasons and flags of a job's result."""
         return {
             "accepted": self.totals["accepted"],
             "rejected": len(self.rejections),
             "faults": self.totals["faults"],
             "rejections": self.rejections,
+            "flags": self.flags,
         }
 
 

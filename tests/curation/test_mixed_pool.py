@@ -19,7 +19,7 @@ from components.artifacts import LocalStore
 from components.pool import Pool
 from tests.curation import mixed
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 HELDOUT = ("axolotl", "bison", "caribou", "dormouse", "emu", "flamingo")
 DICE = ("dice", "renamed")
 """What these say of a run differs from run to run; that is what is wrong with them."""
@@ -53,7 +53,7 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def finish(folder: Path) -> dict[str, Any]:
-    assert start(folder).wait(600) == 0, (folder / "log").read_text()[-3000:]
+    assert start(folder).wait(1200) == 0, (folder / "log").read_text()[-3000:]
     return json.loads((folder / "result.json").read_text())
 
 
@@ -97,6 +97,9 @@ def test_every_defect_is_found_and_named_and_no_sound_task_is_rejected(
     pool = Pool(LocalStore(folder / "store").tree(result["pool"]) / "train")
     assert {ref.task_id for ref in pool.refs} == sound
     assert all(ref.fail_to_pass for ref in pool.refs)
+    flagged = {flag["task"]: flag["kind"] for flag in result["flags"]}
+    assert flagged["badger"] == "weak_verifier", "its solution removes a file that nobody misses"
+    assert not [task for task in flagged if task.startswith("train-")]
 
 
 def test_the_same_pool_gives_the_same_verdicts(curated: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ def test_imported_tasks_are_gated_and_the_rest_has_reasons(tmp_path: Path) -> No
     pools = {name: Pool(LocalStore(tmp_path / "store").tree(result["pool"]) / name) for name in ("train", "warmup")}
     assert not {ref.task_id for ref in pools["train"].refs} & {ref.task_id for ref in pools["warmup"].refs}
     assert all(ref.fail_to_pass for pool in pools.values() for ref in pool.refs), "as the gates measured"
+    counts = sorted(len(ref.fail_to_pass) for ref in pools["train"].refs)
+    assert (result["assertions"]["tasks"], result["assertions"]["implied_scale"]) == (4, counts[-1])
 
 
 def test_a_pool_that_is_too_small_for_its_campaign_is_refused_with_numbers(tmp_path: Path) -> None:
