@@ -21,6 +21,8 @@ class EndpointConfig(Section):
     temperature: float | None = Field(0.7, ge=0)
     """None: it is not sent."""
     max_tokens: int = Field(4_000, ge=1)
+    limit: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """What the endpoint calls that limit."""
     structured: Literal["schema", "object", "none"] = "schema"
     """What is asked of the endpoint's own output format. The answer is parsed as strictly either way."""
     timeout_s: float = Field(300.0, gt=0)

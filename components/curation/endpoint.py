@@ -121,7 +121,7 @@ class Endpoint:
         body: dict[str, Any] = {
             "model": self.config.model,
             "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
-            "max_tokens": self.config.max_tokens,
+            self.config.limit: self.config.max_tokens,
         }
         if self.config.temperature is not None:
             body["temperature"] = self.config.temperature

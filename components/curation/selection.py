@@ -19,7 +19,7 @@ from components.records import TaskRef
 
 RANK = "rank"
 PERCENTILE = 0.9
-"""S lies near this quantile of the assertions a task (paper 3.4)."""
+"""S lies near this quantile of the assertions a task (paper Eq 20)."""
 TARGET: Mapping[str, float] = MappingProxyType(
     {
         "Scripting & Automation": 0.1786,

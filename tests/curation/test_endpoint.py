@@ -35,10 +35,10 @@ async def test_a_busy_endpoint_is_asked_again() -> None:
 
 async def test_what_is_configured_is_what_is_sent() -> None:
     with ScriptedJudge(lambda *_: "yes") as judge:
-        await ask(endpoint(judge, temperature=None, structured="none", max_tokens=7))
+        await ask(endpoint(judge, temperature=None, structured="none", limit="max_completion_tokens"))
         await ask(endpoint(judge, structured="object"))
     plain, object_ = judge.requests
-    assert sorted(plain) == ["max_tokens", "messages", "model"]
+    assert sorted(plain) == ["max_completion_tokens", "messages", "model"]
     assert (object_["response_format"], object_["temperature"]) == ({"type": "json_object"}, 0.7)
 
 
