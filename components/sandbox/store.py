@@ -78,7 +78,7 @@ class Stack:
 
 @dataclass
 class _Hold:
-    """A shared lock on a layer, and how many boxes of this process lie over it."""
+    """A shared lock on a layer or a base, and how many boxes of this process lie over it."""
 
     lock: int
     users: int = 0
@@ -101,12 +101,15 @@ class ImageStore:
             place.mkdir(exist_ok=True, mode=PRIVATE)
             if stat.S_IMODE(place.stat().st_mode) != PRIVATE:
                 place.chmod(PRIVATE)
-        self._held: dict[str, _Hold] = {}
+        self._held: dict[Path, _Hold] = {}
 
     def bases(self) -> Iterator[BaseImage]:
         """Every base, in the order of their keys."""
-        for path in sorted((self.folder / "bases").glob("*/image.json")):
-            yield _read_base(path)
+        for path in sorted((self.folder / "bases").glob("[!.]*/image.json")):
+            try:
+                yield _read_base(path)
+            except FileNotFoundError:  # it has been removed meanwhile
+                continue
 
     def base(self, name: str) -> BaseImage:
         """The base that FROM calls `name`; without a tag it is `latest`.
@@ -158,7 +161,7 @@ class ImageStore:
                 links.append((name, os.readlink(place)))
             elif place.is_dir():
                 systems.append(name)
-        place = self.folder / "bases" / key
+        place = self._base(key)
         shutil.rmtree(place, ignore_errors=True)  # of one who was killed before it had a name
         place.mkdir(mode=0o755)
         root.rename(place / "root")
@@ -193,41 +196,54 @@ class ImageStore:
     def _layer(self, key: str) -> Path:
         return self.folder / "layers" / key
 
+    def _base(self, key: str) -> Path:
+        return self.folder / "bases" / key
+
     def hold(self, stack: Stack) -> None:
-        """Keep the layers of a stack until they are released, or this process ends.
+        """Keep the layers of a stack, and its base, until they are released, or this process ends.
 
         Raises:
             LookupError: one of them is not there any more; none is held.
         """
-        for place, key in enumerate(stack.layers):
+        held: list[Path] = []
+        for place in self._places(stack):
             try:
-                self._hold(key)
+                self._hold(place)
             except OSError as error:
-                self.release(replace(stack, layers=stack.layers[:place]))
-                raise LookupError(f"layer {key} of {self.folder} has been removed") from error
+                self._release(held)
+                raise LookupError(f"{place.parent} has been removed") from error
+            held.append(place)
 
-    def _hold(self, key: str) -> None:
-        path = self._layer(key) / "layer.json"
-        if key not in self._held:
-            lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    def _places(self, stack: Stack) -> list[Path]:
+        """What is locked of a stack: it stays the same as long as what it stands for."""
+        layers = [self._layer(key) / "layer.json" for key in stack.layers]
+        return layers if stack.base is None else [self._base(stack.base.key) / "root", *layers]
+
+    def _hold(self, place: Path) -> None:
+        if place not in self._held:
+            lock = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH)  # who has it for himself looks whether it is needed, or removes it
-                if not _stands_at(lock, path):
-                    raise FileNotFoundError(errno.ENOENT, "removed meanwhile", str(path))
+                if not _stands_at(lock, place):
+                    raise FileNotFoundError(errno.ENOENT, "removed meanwhile", str(place))
             except OSError:
                 os.close(lock)
                 raise
-            self._held[key] = _Hold(lock)
-        self._held[key].users += 1
-        os.utime(self._held[key].lock)
+            self._held[place] = _Hold(lock)
+        self._held[place].users += 1
+        if place.name == "layer.json":
+            os.utime(place)
 
     def release(self, stack: Stack) -> None:
         """One box less that lies over these layers."""
-        for key in stack.layers:
-            held = self._held[key]
+        self._release(self._places(stack))
+
+    def _release(self, places: Sequence[Path]) -> None:
+        for place in places:
+            held = self._held[place]
             held.users -= 1
             if not held.users:
-                os.close(self._held.pop(key).lock)
+                os.close(self._held.pop(place).lock)
 
     @asynccontextmanager
     async def making(self, key: str) -> AsyncIterator[None]:
@@ -299,7 +315,7 @@ class ImageStore:
         shutil.rmtree(part, ignore_errors=True)
 
     def collect(self) -> list[str]:
-        """Remove built layers, the longest unused first, until the others fit; gives their keys.
+        """Remove built layers, the longest unused first, until the others fit, and bases without a name; their keys.
 
         What a box lies over, in whatever process, what another layer lies over, and what was asked for lately stays.
         """
@@ -313,14 +329,36 @@ class ImageStore:
                     removed.append(key)
                     excess -= room
             if excess <= 0 or len(removed) == before:  # else there may be some that nothing lies over any more
-                break
+                return [*removed, *self._collect_bases()]
         return removed
+
+    def _collect_bases(self) -> list[str]:
+        """Remove bases that have lost their names, each to a newer one, and that nothing lies over."""
+        with self.naming():
+            moved = [base.key for base in self.bases() if not base.names and self._set_aside(base.key)]
+        for key in moved:
+            shutil.rmtree(self._base(f".{key}"), ignore_errors=True)
+        return moved
+
+    def _set_aside(self, key: str) -> bool:
+        root = os.open(self._base(key) / "root", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            unnamed_s = time.time() - (self._base(key) / "image.json").stat().st_mtime
+            if unnamed_s < RECENT_S or not _try_lock(root) or any(_lies_over(key, path) for path in self._layers()):
+                return False
+            self._base(key).rename(self._base(f".{key}"))
+            return True
+        finally:
+            os.close(root)
+
+    def _layers(self) -> Iterator[Path]:
+        return (self.folder / "layers").glob("[!.]*/layer.json")
 
     def _built(self) -> tuple[dict[str, tuple[float, int]], set[str]]:
         """When each built layer was used last, and the room it takes; and the layers that others lie over."""
         built: dict[str, tuple[float, int]] = {}
         below: set[str] = set()
-        for path in (self.folder / "layers").glob("[!.]*/layer.json"):
+        for path in self._layers():
             key = path.parent.name
             try:
                 document = json.loads(path.read_text())
@@ -365,6 +403,9 @@ class ImageStore:
                     shutil.rmtree(part, ignore_errors=True)
                     swept.append(key)
                 self._made(key, lock)
+        for part in sorted((self.folder / "bases").glob(".*")):
+            shutil.rmtree(part, ignore_errors=True)
+            swept.append(part.name[1:])
         for left in sorted((self.folder / "locks").iterdir()):
             lock = self._try_making(left.name)
             if lock is not None:
@@ -471,6 +512,13 @@ def _copy_attributes(source: int, place: Path) -> None:
         space, _, rest = name.partition(".")
         if rest in KEPT_ATTRIBUTES or (space == "user" and not rest.startswith("overlay.")):
             os.setxattr(place, name, os.getxattr(source, name), follow_symlinks=False)
+
+
+def _lies_over(base: str, layer: Path) -> bool:
+    try:
+        return bool(json.loads(layer.read_text())["base"] == base)
+    except FileNotFoundError:  # it has been removed meanwhile
+        return False
 
 
 def _room(folder: Path) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from components.sandbox import ZygoteBackend, store
+from components.sandbox.base_image import add
 from components.sandbox.store import RECENT_S, WORKPLACE, ImageStore, Stack
 from tests.sandbox.conftest import NOBODY, needs_root
 
@@ -78,6 +79,29 @@ def test_what_is_held_lain_over_saved_or_was_asked_for_lately_is_not_collected(t
     with pytest.raises(LookupError, match="held"):
         other.hold(held)
     assert other._held == {}
+
+
+def test_a_base_that_has_lost_its_names_goes_once_nothing_lies_over_it(tmp_path: Path) -> None:
+    store = bounded(tmp_path, 100)
+    roots = [tmp_path / name for name in ("old", "new")]
+    for root in roots:
+        (root / "usr").mkdir(parents=True)
+        (root / "usr" / root.name).touch()
+    old = add(store, roots[0], ["image"], {}, {})
+    new, other = add(store, roots[1], ["image"], {}, {}), bounded(tmp_path, 100)
+    assert store.collect() == [], "its name was lost but now"
+    for base in (old, new):
+        os.utime(store.folder / "bases" / base.key / "image.json", (0, 0))
+    over = make_layer(store, "snapshot-over", Stack(old))
+    other.hold(Stack(old))
+    assert store.collect() == []
+    store.remove(over.layers[0])
+    assert store.collect() == [], "a box lies over it"
+    other.release(Stack(old))
+    assert store.collect() == [old.key]
+    assert [base.key for base in store.bases()] == [new.key]
+    (store.folder / "bases" / ".killed").mkdir()
+    assert store.sweep() == ["killed"]
 
 
 def test_a_layer_that_is_being_made_again_is_not_collected(tmp_path: Path) -> None:
