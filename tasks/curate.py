@@ -61,6 +61,7 @@ def gates(config: CampaignConfig, keys: Mapping[str, Any]) -> Mapping[str, Any]:
     """Executes them."""
     driven = drive(config, "gates", 0, keys)
     _rejections(config, "gates-rejections", driven.result["rejections"])
+    _flags(config, "gates-flags", driven.result["flags"])
     return _ended(driven)
 
 
@@ -105,7 +106,7 @@ def _pool(config: CampaignConfig, driven: Driven) -> Pool:
     create_table_artifact([{column: result[column] for column in columns}], key=f"{name}-pool")
     if "assertions" in result:  # not in that of an older job
         create_table_artifact([result["assertions"]], key=f"{name}-assertions", description="assertions a task")
-    _table(f"{name}-flags", result.get("flags", ()), "signs against tasks that are in the pool; none is a proof")
+    _flags(config, "flags", result.get("flags", ()))
     _rejections(config, "rejections", result.get("rejections", ()))
     return pool
 
@@ -124,6 +125,10 @@ def _ended(driven: Driven) -> Mapping[str, Any]:
 
 def _rejections(config: CampaignConfig, key: str, rows: Sequence[Mapping[str, Any]]) -> None:
     _table(f"{campaign_name(config)}-{key}", rows, "tasks are not in the pool")
+
+
+def _flags(config: CampaignConfig, key: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    _table(f"{campaign_name(config)}-{key}", rows, "signs against tasks that the gates accepted; none is a proof")
 
 
 def _table(key: str, rows: Sequence[Mapping[str, Any]], words: str) -> None:

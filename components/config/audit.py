@@ -16,7 +16,7 @@ class EndpointConfig(Section):
     base_url: str
     """What `/chat/completions` is appended to, such as `https://host/v1`."""
     model: str = Field(min_length=1)
-    api_key_env: str | None = Field("LONGSHELL_JUDGE_KEY", pattern=r"^[A-Z_][A-Z0-9_]*$")
+    api_key_env: str | None = Field("JUDGE_API_KEY", pattern=r"^[A-Z_][A-Z0-9_]*$")
     """The environment variable that holds the key, where jobs run. None: the endpoint asks for none."""
     temperature: float | None = Field(0.7, ge=0)
     """None: it is not sent."""

@@ -11,7 +11,7 @@ from components.curation.endpoint import TRIES, Endpoint, Unanswered
 from components.errors import ConfigError, ServiceError
 from tests.curation.scripted_judge import KEY, Reply, ScriptedJudge
 
-ENVIRONMENT = {"LONGSHELL_JUDGE_KEY": KEY}
+ENVIRONMENT = {"JUDGE_API_KEY": KEY}
 
 
 def endpoint(judge: ScriptedJudge, **changes: object) -> Endpoint:
@@ -80,7 +80,7 @@ async def test_the_key_is_in_no_message_and_no_log_also_when_the_endpoint_repeat
 async def test_a_missing_key_is_refused_and_an_endpoint_may_want_none() -> None:
     with ScriptedJudge(lambda *_: "yes") as judge:
         config = JudgeConfig.model_validate(judge.settings())
-        with pytest.raises(ConfigError, match="LONGSHELL_JUDGE_KEY is not set"):
+        with pytest.raises(ConfigError, match="JUDGE_API_KEY is not set"):
             Endpoint(config, {})
         assert await ask(Endpoint(config.model_copy(update={"api_key_env": None}), {})) == "yes"
         assert "Authorization" not in judge.headers[0]

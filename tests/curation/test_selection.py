@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.config import PoolConfig, SelectionConfig
@@ -53,6 +53,7 @@ candidates = st.builds(
 )
 
 
+@settings(max_examples=30)
 @given(
     st.lists(candidates, max_size=30, unique_by=lambda each: each.task_id),
     st.integers(0, 20),

@@ -29,7 +29,8 @@ STAGES = {
     "reaudit": reaudit,
     "select": select,
 }
-TRAIN, HELDOUT = 9, 6
+TRAIN, HELDOUT = 9, 3
+"""What two held-out tasks share, a third shows to be boilerplate."""
 SCORES = {"t2": 0.7, "t3": 0.1, "t4": 0.95, "t5": 0.7}
 
 
@@ -45,7 +46,7 @@ def script(user: str, _: int) -> str:
 def clean(folder: Path, count: int) -> list[Path]:
     """Generated tasks that repeat no sentence of those that are held out."""
     made = folder / "made"
-    for task in islice(generate(PoolConfig(max_subtasks=2), Split.TRAIN, seed=9), 4 * count):
+    for task in islice(generate(PoolConfig(max_subtasks=2), Split.TRAIN, seed=9), 2 * count):
         write_task(task, made / task.task_id)
     (folder / "train").mkdir()
     tasks = sorted(made.iterdir())
@@ -72,6 +73,7 @@ class Pooled:
             f"train: [{folder}/train], heldout: [{folder}/heldout], jaccard: 1, near_duplicate: null, probes: null"
         )
         wanted = [f"pool.imported={{{sources}}}", "pool.train_tasks=5", "ppo.critic.warmup=null"]
+        wanted += ["pool.heldout_tasks=3", "evaluation.trials=3", "evaluation.leg_trials=3"]
         wanted.append(f"pool.audit={json.dumps({'judge': judge.settings()})}")
         self.config: CampaignConfig = load(MINIATURE, [*SMALL, *wanted])
 
@@ -85,7 +87,7 @@ class Pooled:
 
 @pytest.fixture
 def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[[], ScriptedJudge]:
-    monkeypatch.setenv("LONGSHELL_JUDGE_KEY", KEY)
+    monkeypatch.setenv("JUDGE_API_KEY", KEY)
     return lambda: ScriptedJudge(script)
 
 

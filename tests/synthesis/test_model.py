@@ -97,7 +97,7 @@ async def test_a_scripted_model_is_asked_mended_by_the_log_and_paid_for_once(
     backend: SandboxBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rounds, "OPERATORS", {})
-    monkeypatch.setenv("LONGSHELL_JUDGE_KEY", "k")
+    monkeypatch.setenv("JUDGE_API_KEY", "k")
     sources = {source.outline.steps[0].wording: source for source in roots(tmp_path / "roots", 5)}
     wordings = list(sources)
 

@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("pool", type=Path, help="folder of Harbor task directories")
     parser.add_argument("--base-url", required=True, help="of an OpenAI-compatible endpoint, such as https://host/v1")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--key-from", default="LONGSHELL_JUDGE_KEY", help="environment variable that holds the key")
+    parser.add_argument("--key-from", default="JUDGE_API_KEY", help="environment variable that holds the key")
     parser.add_argument("--no-key", action="store_true", help="the endpoint asks for none")
     parser.add_argument("--samples", type=int, default=3, help="opinions a task, an odd number (3)")
     parser.add_argument("--concurrency", type=int, default=8, help="tasks at once (8)")

@@ -75,7 +75,7 @@ class Stages:
     async def audit(
         self, subjects: list[Subject] | None = None, on_result: Callable[[Assessment], None] | None = None
     ) -> list[Assessment]:
-        async with Endpoint(self.config.judge, {"LONGSHELL_JUDGE_KEY": KEY}, retry_s=0.001) as endpoint:
+        async with Endpoint(self.config.judge, {"JUDGE_API_KEY": KEY}, retry_s=0.001) as endpoint:
             return await assess(
                 self.subjects if subjects is None else subjects,
                 endpoint,
@@ -87,7 +87,7 @@ class Stages:
 
     async def repair(self, assessments: list[Assessment]) -> list[Repair]:
         pairs = [pair for pair in zip(self.subjects, assessments, strict=True) if repairable(pair[1], self.config)]
-        async with Endpoint(self.config.judge, {"LONGSHELL_JUDGE_KEY": KEY}, retry_s=0.001) as endpoint:
+        async with Endpoint(self.config.judge, {"JUDGE_API_KEY": KEY}, retry_s=0.001) as endpoint:
             return await repair(pairs, endpoint, self.store, self.purse, self.config, self.folder)
 
 

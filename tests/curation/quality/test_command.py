@@ -42,10 +42,10 @@ def test_tasks_are_told_with_verdict_score_and_reason(
 def test_a_question_that_makes_no_sense_is_refused(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("LONGSHELL_JUDGE_KEY", raising=False)
+    monkeypatch.delenv("JUDGE_API_KEY", raising=False)
     asked = ["--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--cache", str(tmp_path / "cache")]
     assert main([str(pool), *asked]) == 2
-    assert "LONGSHELL_JUDGE_KEY is not set" in capsys.readouterr().err
+    assert "JUDGE_API_KEY is not set" in capsys.readouterr().err
     assert main([str(tmp_path / "cache"), *asked]) == 2
     assert "has no task" in capsys.readouterr().err
     assert main([str(pool), *asked, "--samples", "2"]) == 2
