@@ -21,7 +21,7 @@ from components.curation.leaks import Secrets, search_environment
 from components.curation.probes import probe, reaches_for_verdict
 from components.curation.result import Flag, GateResult, Refused, Rejection, listed
 from components.curation.rig import Rig, outcomes_of
-from components.pool import Task
+from components.pool import Task, shown
 from components.records import VERDICT, AssertionOutcome, VerifierReport
 from components.sandbox import ExecResult, Sandbox, SandboxBackend
 
@@ -63,7 +63,8 @@ async def gate(task: Task, backend: SandboxBackend, pool: PoolConfig, sandbox: S
     except Refused as refusal:
         rejection, detail = refusal.rejection, refusal.detail
     seconds = round(time.monotonic() - started, 4)
-    return GateResult(task.ref.task_id, task.ref.digest, rejection, detail, *lists, seconds, tuple(flags))
+    told = tuple(Flag(flag.kind, shown(flag.detail)) for flag in flags)
+    return GateResult(task.ref.task_id, task.ref.digest, rejection, shown(detail), *lists, seconds, told)
 
 
 def judge(evidence: Evidence, declared: Sequence[str] = ()) -> Lists:

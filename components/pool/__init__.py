@@ -3,7 +3,7 @@
 from components.pool.build import build_pool
 from components.pool.directory import read_outline
 from components.pool.generator import GeneratedTask, Split, generate
-from components.pool.imported import LeftOut, import_tasks
+from components.pool.imported import LeftOut, import_tasks, shown
 from components.pool.index import Cursor, Pool, choose, index_folder, write_index
 from components.pool.task import Task, directory_digest, load_task
 
@@ -22,5 +22,6 @@ __all__ = [
     "index_folder",
     "load_task",
     "read_outline",
+    "shown",
     "write_index",
 ]

@@ -48,7 +48,12 @@ class LeftOut:
     detail: str
 
     def to_json(self) -> dict[str, str]:
-        return {"task": self.task, "reason": str(self.reason), "detail": self.detail}
+        return {"task": shown(self.task), "reason": str(self.reason), "detail": shown(self.detail)}
+
+
+def shown(text: str) -> str:
+    """A text that quotes names of files, which need not be UTF-8, as one that is."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def import_tasks(sources: Sequence[str | Path], folder: Path) -> list[LeftOut]:

@@ -322,6 +322,8 @@ def unreadable(folder: Path) -> dict[str, tuple[str, str]]:
     shutil.copytree(animal(folder / "yak", "yak"), folder / "zebra")
     animal(folder / "-rf task", "rf")
     expected["-rf task"] = "unsafe", "the name '-rf task'"
+    animal(folder / os.fsdecode(b"odd-\xff"), "oddity")
+    expected["odd-\\udcff"] = "unsafe", "the name 'odd-\\udcff'"
     return expected
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tarfile
@@ -88,6 +89,17 @@ def test_importing_again_gives_the_same_and_leaves_nothing_beside_it(source: Pat
     (source / SOUND / "task.toml").unlink()
     assert [each.task for each in import_tasks([source], folder)] == [SOUND]
     assert not (folder / SOUND).exists(), "an earlier import is replaced"
+
+
+def test_a_name_that_is_no_utf_8_is_told_in_letters_that_every_table_takes(source: Path, tmp_path: Path) -> None:
+    odd = os.fsdecode(b"odd-\xff")
+    shutil.copytree(source / SOUND, source / odd)
+    (source / SOUND / "environment" / odd).write_text("x")
+    told = {each["task"]: each["detail"] for each in (e.to_json() for e in import_tasks([source], tmp_path / "pool"))}
+    assert told.keys() == {"odd-\\udcff", SOUND}
+    assert "environment/odd-" in told[SOUND]
+    assert "the name is no UTF-8" in told[SOUND]
+    json.dumps(told, ensure_ascii=False).encode()
 
 
 def test_what_a_killed_import_left_is_gone_after_the_next(source: Path, tmp_path: Path) -> None:
