@@ -140,7 +140,11 @@ class Images:
         An engine removes none that a box is made of, in whatever process; what was asked for lately stays, too. What it
         refuses, and what another was faster with, is left.
         """
-        removed = await self._engine.call("collection of images", self._collect)
+        try:
+            removed = await self._engine.call("collection of images", self._collect)
+        except InfraFault as fault:  # what was not removed is tried again after the next build
+            log.warning("images were not collected: %s", fault.detail)
+            return
         if removed:
             log.info("removed %d image(s) of the engine, the longest unused: %s", len(removed), ", ".join(removed))
 
