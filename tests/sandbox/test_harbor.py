@@ -23,7 +23,8 @@ FILES = {
     '[environment]\ncpus = 1\nmemory = "256M"\nstorage = "256M"\n',
     "instruction.md": "Write the number of lines of poem.txt to /app/count.\n",
     "environment/poem.txt": "one\ntwo\n",
-    "solution/solve.sh": "#!/bin/bash\nwc -l < poem.txt > count\n",
+    "solution/solve.sh": "#!/bin/bash\nwc -l < poem.txt > count\nln -s /etc/passwd /logs/agent/leads-out\n"
+    "echo told > /logs/agent/zzz\n",
     "tests/test.sh": '#!/bin/bash\n[ "$(cat /app/count)" = "$(cat /usr/bin/lines)" ] && r=1 || r=0\n'
     "echo $r > /logs/verifier/reward.txt; [ ! -e /usr/bin/python3 ] || echo 0 > /logs/verifier/reward.txt\n",
 }
@@ -79,4 +80,6 @@ def test_harbor_gives_the_known_reward_in_our_boxes_by_import_path(
     trial = json.loads(result.read_text())
     assert trial["exception_info"] is None
     assert trial["verifier_result"]["rewards"] == {"reward": reward}
+    told = {path.name for path in (tmp_path / "jobs" / "run").glob("*/agent/*")}
+    assert ("zzz" in told, "leads-out" in told) == (agent == "oracle", False), "a link that leads out is left out"
     assert not list((tmp_path / "state").glob("leases/*"))
