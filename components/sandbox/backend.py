@@ -527,7 +527,11 @@ async def open_backend(config: SandboxConfig, state_dir: Path) -> SandboxBackend
         return await _open_docker(config, state_dir)
     images = state_dir / "images" if config.images is None else Path(config.images)
     await asyncio.to_thread(leases.sweep, state_dir / "leases", state_dir / "boxes")
-    await asyncio.to_thread(ImageStore(images).sweep)
+    try:
+        await asyncio.to_thread(ImageStore(images).sweep)
+    except PermissionError as error:
+        problem = f"{images} is another user's, and only its owner may enter it: make one for this user ({error})"
+        raise ConfigError([problem], "sandbox.images") from error
     admission = Admission(state_dir, min_free_mb=config.min_free_mb, starts_per_s=config.starts_per_s)
     choices = ISOLATIONS[config.backend]
     if config.backend == "auto" and config.allow_unisolated:

@@ -22,7 +22,7 @@ from components.sandbox import ImageSpec, SandboxSpec, ZygoteBackend, backend, e
 from components.sandbox.store import ImageStore
 from components.sandbox.zygote import cgroups
 from tests.conformance.sandbox_suite import sh
-from tests.sandbox.conftest import SMALL, needs_root
+from tests.sandbox.conftest import NOBODY, SMALL, needs_root
 from tests.sandbox.small_root import NAME, small_base
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -154,6 +154,21 @@ async def test_a_sweep_spares_what_lives_and_what_it_cannot_judge(tmp_path: Path
         os.utime(path, (long_ago, long_ago))
     assert leases.sweep(tmp_path / "leases", tmp_path / "boxes") == ["elsewhere"]
     assert [path.name for path in (tmp_path / "leases").iterdir()] == ["living.json"]
+
+
+@needs_root
+async def test_images_of_another_user_are_refused_with_one_sentence(state_dir: Path) -> None:
+    ImageStore(state_dir / "roots")
+    state = state_dir / "nobodys"
+    state.mkdir()
+    state.chmod(0o777)
+    await asyncio.to_thread(int)  # whose import may not be for everybody
+    os.seteuid(NOBODY)
+    try:
+        with pytest.raises(ConfigError, match="another user's"):
+            await open_backend(SandboxConfig(images=str(state_dir / "roots")), state)
+    finally:
+        os.seteuid(0)
 
 
 @needs_root
