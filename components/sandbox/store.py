@@ -89,6 +89,9 @@ class ImageStore:
 
     Args:
         most_bytes: what built layers may take before the longest unused are collected; None for whatever there is.
+
+    Raises:
+        PermissionError: it is another user's.
     """
 
     def __init__(self, folder: Path, most_bytes: int | None = None) -> None:
@@ -101,6 +104,8 @@ class ImageStore:
             place.mkdir(exist_ok=True, mode=PRIVATE)
             if stat.S_IMODE(place.stat().st_mode) != PRIVATE:
                 place.chmod(PRIVATE)
+            if not os.access(place, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):  # or it would look empty
+                raise PermissionError(errno.EACCES, "only its owner may enter it", str(place))
         self._held: dict[Path, _Hold] = {}
 
     def bases(self) -> Iterator[BaseImage]:
