@@ -22,6 +22,7 @@ ORIGIN = "origin.sh"
 """What the task's own solve.sh and test.sh are called in an extended task."""
 SOLUTION_START = "#!/bin/bash\nbash /solution/origin.sh\ncd {workdir} || exit 1\n"
 INSTRUCTION_MARK = "\n\nAfter that, in {workdir}, one after the other:\n\n"
+TESTS_START = "#!/bin/bash\nenvironment=$(export -p)  # the task's own tests get it back\n"
 VERDICT = "origin:verdict"
 """The assertion that the task's own tests give their verdict for."""
 _TESTS = f"""
@@ -31,7 +32,11 @@ origin_passes() {{
   [[ $reward == 1 || $reward == 1.0 ]]
 }}
 say '"collected":["{VERDICT}"]'
-( . /tests/{ORIGIN} ) 4< <(printf '%s\\n' "$nonce")
+(
+  unset GIT_ALLOW_PROTOCOL GIT_CONFIG_GLOBAL LC_ALL
+  eval "$environment"
+  . /tests/{ORIGIN}
+) 4< <(printf '%s\\n' "$nonce")
 check {VERDICT} origin_passes
 finish
 """
@@ -56,12 +61,13 @@ class Extension:
     def files(self, outline: Outline) -> Mapping[str, str]:
         """The texts that make the task in `folder` one with these steps after its own, by their path."""
         start = SOLUTION_START.format(workdir=shlex.quote(self.workdir))
+        ours = verifier_start(outline.checks, self.workdir)
         return {
             "instruction.md": f"{self.instruction.rstrip()}{self._mark}{outline.instruction}",
             f"solution/{ORIGIN}": self.solution,
             "solution/solve.sh": f"{start}{outline.solution}",
             f"tests/{ORIGIN}": self.tests,
-            "tests/test.sh": f"{verifier_start(outline.checks, self.workdir)}{_TESTS}",
+            "tests/test.sh": f"{TESTS_START}{ours.removeprefix('#!/bin/bash')}{_TESTS}",
         }
 
     @property

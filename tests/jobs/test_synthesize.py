@@ -42,20 +42,23 @@ def test_a_pool_is_grown_into_the_store_and_a_later_attempt_ends_in_the_same(tmp
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_leg_trains_on_grown_tasks_and_its_ledger_tells_their_depth(
-    campaign: SmallCampaign, pool: dict[str, Any], sft: dict[str, Any], tmp_path: Path
+    campaign: SmallCampaign, pool: dict[str, Any], base: dict[str, Any], tmp_path: Path
 ) -> None:
-    growing = campaign.variant("growing", "synthesis={rounds: 2, tasks: 6}")
+    growing = campaign.variant("growing", "synthesis={rounds: 2, tasks: 5}")
     made = growing.run("synthesize", {"pool": pool["pool"]})
-    assert made["tasks"] == 12
-    heldout = write(tmp_path / "heldout", Split.HELDOUT, 10)
-    sources = f"{{train: [{campaign.store.address(made['grown'])}], heldout: [{heldout}], jaccard: 1}}"
+    assert made["tasks"] == 10
+    heldout = write(tmp_path / "heldout", Split.HELDOUT, 7)
+    bounds = "jaccard: 1, near_duplicate: null, probes: null"
+    sources = f"{{train: [{campaign.store.address(made['grown'])}], heldout: [{heldout}], {bounds}}}"
     wider = ("harness.max_turns=12", "harness.max_context_tokens=1024", "sampler.context_tokens=1024")
-    training = campaign.variant("grown", f"pool.imported={sources}", "pool.train_tasks=12", "rl.leg_steps=3", *wider)
+    training = campaign.variant(
+        "grown", f"pool.imported={sources}", "pool.train_tasks=10", "rl.leg_steps=3", "ppo.critic.warmup=null", *wider
+    )
     curated = training.run("curate", {})
     refs = {ref.task_id: ref for ref in Pool(campaign.store.tree(curated["pool"]) / "train").refs}
     assert {len(ref.lineage) for ref in refs.values()} == {1, 2}
     assert all(ref.parents and ref.operator for ref in refs.values())
-    inputs = {"pool": curated["pool"], "checkpoint": sft["checkpoint"], "state": None, "critic": None, "first_step": 0}
+    inputs = {"pool": curated["pool"], "checkpoint": base["checkpoint"], "state": None, "critic": None, "first_step": 0}
     result = training.run("rl", inputs, index=1)
     assert result["checkpoint"]
     seen: set[int] = set()

@@ -10,6 +10,8 @@ SCRIPT = """#!/bin/bash
 set -euo pipefail
 cd /app || exit 1
 mkdir -p out && cd out
+echo one \\
+  two
 
 for name in a b; do
   echo "$name" \\
@@ -31,13 +33,14 @@ lines'; echo x
 """
 FIRST_LINES = [
     "#!/bin/bash", "# it's a comment", "set -euo pipefail", "cd /app || exit 1", "mkdir -p out && cd out",
+    "echo one \\",
     "for name in a b; do", "python3 - <<'EOF'", "if [ -f list ]", "count() {", "echo 'two",
 ]  # fmt: skip
 
 
 def test_a_turn_is_what_one_types_at_a_prompt() -> None:
     assert [command.splitlines()[0] for command in measure.commands(SCRIPT)] == FIRST_LINES
-    assert measure.turns(SCRIPT) == 6
+    assert measure.turns(SCRIPT) == 7
 
 
 def test_a_script_that_breaks_off_is_counted_up_to_there() -> None:

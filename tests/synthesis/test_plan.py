@@ -33,6 +33,13 @@ def test_no_cap_is_passed_and_nothing_is_proposed_twice(sources: list[Source]) -
     assert len({each.draft.content for each in planned}) == len({each.task_id for each in planned}) == len(planned)
 
 
+def test_what_a_run_has_proposed_once_it_does_not_propose_again(sources: list[Source]) -> None:
+    grown, config = Grown(sources, sources), SynthesisConfig(tasks=8)
+    once, again = (_plan(1, [], grown, config, random.Random(5), asks=False) for _ in range(2))
+    assert len(once) == len(again) == 8
+    assert not {each.draft.content for each in once} & {each.draft.content for each in again}
+
+
 def test_every_parent_comes_once_before_one_comes_again(sources: list[Source]) -> None:
     firsts = [each.draft.parents[0].ref.task_id for each in plan(sources, SynthesisConfig(tasks=16))]
     assert len(set(firsts)) == len(firsts) == 16
