@@ -36,6 +36,7 @@ FREE = (
     "rollout.remote_timeout_s",
     "rollout.concurrency",
     "rollout.starts_per_s",
+    "rollout.per_node",
     "rollout.reattach_s",
     "rollout.max_attempts",
     "rollout.max_fault_share",

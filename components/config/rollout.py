@@ -201,6 +201,9 @@ class RolloutConfig(Section):
     """Deadline of a whole trial, sandbox included. Past it the infrastructure is at fault."""
     concurrency: int = Field(64, ge=1)
     """Trials alive at once."""
+    per_node: int | None = Field(None, ge=1)
+    """Sandboxes at once on each node of the Ray cluster, over all of which they are spread. None: all of them are on
+    the machine of the leg's rollouts."""
     starts_per_s: float = Field(200.0, gt=0)
     """Token bucket on sandbox creation."""
     reattach_s: float = Field(600.0, ge=0)

@@ -23,7 +23,7 @@ from typing import Any
 
 import ray
 
-from components.config import CampaignConfig, validate
+from components.config import CampaignConfig, RolloutConfig, validate
 from components.errors import DriftError, RecordError
 from components.jobs.job import log
 from components.jobs.world import Drawing, World, open_world
@@ -43,7 +43,7 @@ from components.rollout import (
     save_batch,
     trial_tokens,
 )
-from components.sandbox.host import HostBackend
+from components.sandbox.host import Hosts
 from components.tito import stitch
 
 SPARE_SHARE = 0.5
@@ -171,7 +171,7 @@ class Rollouts:
             )
             rollout = Rollout(
                 campaign=self._campaign,
-                config=config.rollout,
+                config=_within(config.rollout, len(_hosts(world).boxes)),
                 run_trial=partial(self._run, world, barrier),
                 barrier=barrier,
                 group=config.ppo.group_size,
@@ -189,12 +189,12 @@ class Rollouts:
         if self._sorted:
             return
         self._sorted = True
-        await self._discard(world, self._interrupted.find(_host(world).held, version))
+        await self._discard(world, self._interrupted.find(_hosts(world).held, version))
 
     async def _discard(self, world: World, boxes: Collection[str]) -> None:
         """Ends boxes that nobody goes on with."""
-        host = _host(world)
-        ends = [host.discard(host.held[box]) for box in boxes]
+        hosts = _hosts(world)
+        ends = [hosts.discard(box) for box in boxes]
         for outcome in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 log.warning("a box that was left did not end: %s", outcome)
@@ -250,10 +250,17 @@ class Rollouts:
         return self._tasks[task_id]
 
 
-def _host(world: World) -> HostBackend:
+def _within(config: RolloutConfig, nodes: int) -> RolloutConfig:
+    """As many trials at once as the nodes have places: one that waits for a place would spend its time."""
+    if config.per_node is None:
+        return config
+    return config.model_copy(update={"concurrency": min(config.concurrency, config.per_node * nodes)})
+
+
+def _hosts(world: World) -> Hosts:
     """Where the boxes of a leg are."""
-    assert world.host is not None, "the world of a leg is opened with a host"
-    return world.host
+    assert world.hosts is not None, "the world of a leg is opened with hosts"
+    return world.hosts
 
 
 class RolloutSide:

@@ -17,6 +17,7 @@ from components.config import CampaignConfig
 from components.errors import CheckpointError
 from components.gateway import ChatTemplate, Policy, SamplerPolicy, Trajectory
 from components.harness import run_trial, template_for
+from components.jobs.hosts import open_hosts
 from components.jobs.job import log
 from components.jobs.replicas import RayLauncher
 from components.pool import Task
@@ -26,7 +27,7 @@ from components.sampler import ModelGeometry, SGLangClient
 from components.sampler.blocking import in_thread
 from components.sampler.fleet import ChildLauncher, Fleet, GivenLauncher, Launcher, Serving, open_fleet
 from components.sandbox import SandboxBackend, open_backend
-from components.sandbox.host import HostBackend, LoggedBackend, open_host
+from components.sandbox.host import Hosts, LoggedBackend
 from components.tito import BpeTokenizer
 
 
@@ -39,7 +40,7 @@ class World:
     fleet: Fleet
     tokenizer: BpeTokenizer
     template: ChatTemplate
-    host: HostBackend | None = None
+    hosts: Hosts | None = None
     """The backend, where its boxes outlive this process."""
 
     async def run(
@@ -67,8 +68,8 @@ class World:
         policy: Policy = drawing if barrier is None else BehindBarrier(drawing, barrier, attempt.time)
         backend = self.backend
         if past is not None:
-            assert self.host is not None, "a trial goes on in a box that outlived its process"
-            policy, backend = past.answering(policy), LoggedBackend(self.host, past)
+            assert self.hosts is not None, "a trial goes on in a box that outlived its process"
+            policy, backend = past.answering(policy), LoggedBackend(self.hosts, past)
         with self.fleet.trajectory(attempt.trial_id, attempt.time):
             return await run_trial(
                 attempt.task,
@@ -120,24 +121,24 @@ async def open_world(
     serving = Serving(config.sampler, checkpoint, drawing.seed, drawing.routing, state)
     async with AsyncExitStack() as stack:
         launcher = await stack.enter_async_context(_launcher(serving))
-        opening = await stack.enter_async_context(_opening_host(config, state)) if outliving else None
+        opening = await stack.enter_async_context(_opening_hosts(config, state)) if outliving else None
         fleet = await stack.enter_async_context(open_fleet(serving, launcher, drawing.tell))
-        host = None if opening is None else await opening
-        backend = await open_backend(config.sandbox, state) if host is None else host
+        hosts = None if opening is None else await opening
+        backend = await open_backend(config.sandbox, state) if hosts is None else hosts
         stack.push_async_callback(backend.close)
-        yield World(config, backend, fleet, tokenizer, template, host)
+        yield World(config, backend, fleet, tokenizer, template, hosts)
 
 
 @asynccontextmanager
-async def _opening_host(config: CampaignConfig, state: Path) -> AsyncIterator[asyncio.Task[HostBackend]]:
-    """A host that starts while the samplers do. What has failed tells whoever awaits it, and nobody else."""
-    opening = asyncio.create_task(open_host(config.sandbox, state, config.rollout.reattach_s))
+async def _opening_hosts(config: CampaignConfig, state: Path) -> AsyncIterator[asyncio.Task[Hosts]]:
+    """Hosts that start while the samplers do. What has failed tells whoever awaits it, and nobody else."""
+    opening = asyncio.create_task(open_hosts(config, state))
     try:
         yield opening
     finally:
         opening.cancel()
         (opened,) = await asyncio.gather(opening, return_exceptions=True)
-        if isinstance(opened, HostBackend):
+        if isinstance(opened, Hosts):
             await opened.close()
 
 

@@ -104,7 +104,10 @@ class Journal:
     def _write(self, body: dict[str, Any], blob: bytes) -> None:
         said = json.dumps(body, separators=(",", ":")).encode()
         head = HEAD.pack(len(said), len(blob), zlib.crc32(said), zlib.crc32(blob))
-        left = memoryview(b"".join([head, said, blob]))
+        written = os.writev(self._file.fileno(), [head, said, blob])
+        left = memoryview(b"" if written == len(head) + len(said) + len(blob) else b"".join([head, said, blob]))[
+            written:
+        ]
         while left:
             left = left[self._file.write(left) :]
 

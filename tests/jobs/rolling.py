@@ -23,10 +23,11 @@ from components.config import load
 from components.gateway import Prompt, Trajectory
 from components.harness import Written, run_trial, template_for
 from components.jobs import rollouts
+from components.jobs.hosts import open_hosts
 from components.pool import Cursor
 from components.records import Sampling, Trial
 from components.rollout import Barrier, BehindBarrier, Continuation
-from components.sandbox.host import LoggedBackend, open_host
+from components.sandbox.host import LoggedBackend
 from tests.harness.parts import ByteTokenizer, answer
 
 MINIATURE = Path(__file__).parents[2] / "configs" / "miniature.yaml"
@@ -71,7 +72,7 @@ class Scripted:
 @asynccontextmanager
 async def world(config: Any, checkpoint: Path, state: Path, drawing: Any, *, outliving: bool) -> AsyncIterator[Any]:
     """The world of a leg, whose sampler is a script."""
-    host = await open_host(config.sandbox, state, config.rollout.reattach_s)
+    hosts = await open_hosts(config, state)
     template = template_for(ByteTokenizer(), config.harness)
 
     async def run(attempt: Any, sampling: Any, *, capture: bool, barrier: Barrier, past: Continuation) -> Trial:
@@ -79,7 +80,7 @@ async def world(config: Any, checkpoint: Path, state: Path, drawing: Any, *, out
         return await run_trial(
             attempt.task,
             trial_id=attempt.trial_id,
-            backend=LoggedBackend(host, past),
+            backend=LoggedBackend(hosts, past),
             trajectory=Trajectory(past.answering(policy), template, sampling=sampling),
             config=config.harness,
             sandbox=config.sandbox,
@@ -91,9 +92,9 @@ async def world(config: Any, checkpoint: Path, state: Path, drawing: Any, *, out
 
     try:
         fleet = SimpleNamespace(metrics=dict)
-        yield SimpleNamespace(tokenizer=ByteTokenizer(), run=run, fleet=fleet, backend=host, host=host)
+        yield SimpleNamespace(tokenizer=ByteTokenizer(), run=run, fleet=fleet, backend=hosts, hosts=hosts)
     finally:
-        await host.close()
+        await hosts.close()
 
 
 async def steps(folder: Path, last: int) -> None:

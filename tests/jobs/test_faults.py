@@ -71,8 +71,8 @@ class Leg:
     @asynccontextmanager
     async def world(self, *_: object, **__: object) -> AsyncIterator[Any]:
         fleet = SimpleNamespace(metrics=dict)
-        backend = SimpleNamespace(counts={}, held={})
-        yield SimpleNamespace(tokenizer=ByteTokenizer(), run=self.run, fleet=fleet, backend=backend, host=backend)
+        backend = SimpleNamespace(counts={}, held={}, boxes={})
+        yield SimpleNamespace(tokenizer=ByteTokenizer(), run=self.run, fleet=fleet, backend=backend, hosts=backend)
 
     async def run(self, attempt: Attempt[Task], *_: object, **__: object) -> Trial:
         self.served.append(attempt.task.ref.task_id)

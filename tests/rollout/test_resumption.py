@@ -20,7 +20,7 @@ from components.harness import AgentLoop, Clock, Progress, RunningTime, Written,
 from components.records import Sampling
 from components.rollout import Interrupted, Journals
 from components.sandbox import SandboxSpec
-from components.sandbox.host import HeldBox, HostBackend, LoggedBackend
+from components.sandbox.host import HeldBox, HostBackend, Hosts, LoggedBackend
 from components.sandbox.host.server import Host
 from components.sandbox.host.wire import Call
 from components.tito import TokenHistory, audit, stitch
@@ -120,14 +120,14 @@ class Owner:
 
     def __init__(self, folder, host, version, numbers, fuse):
         self.fuse = fuse
-        self.host = HostBackend(Line(host, fuse), asyncio.run(host._claim()), lambda: None)
+        self.host = Hosts({"here": HostBackend(Line(host, fuse), asyncio.run(host._claim()), None)}, None)
         self.interrupted = Interrupted(Journals(folder))
         self.orphans = self.interrupted.find(self.host.held, version)
         self.policy = Draws(version, numbers, fuse)
 
     async def run(self):
         for box in self.orphans:
-            await self.host.discard(self.host.held[box])
+            await self.host.discard(box)
         past = self.interrupted.open(TRIAL, 1, RunningTime())
         note = past._journal.note
 

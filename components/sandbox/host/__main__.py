@@ -47,9 +47,9 @@ async def _serve(listener: socket.socket, orders: dict[str, Any]) -> None:
     try:
         backend = await open_backend(SandboxConfig.model_validate_json(orders["settings"]), Path(orders["state"]))
     except LongshellError as error:
-        await refuse(listener, error)
+        await refuse(listener, error, orders["token"].encode())
         return
-    host = Host(backend, orders["settings"], orders["linger_s"], telling.untold)
+    host = Host(backend, orders["settings"], orders["linger_s"], telling.untold, orders["token"].encode())
     await host.serve(listener)
 
 

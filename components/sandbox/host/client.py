@@ -10,20 +10,30 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from components.errors import FaultCause, InfraFault
 from components.sandbox.contract import GET_BYTES, OUTPUT_BYTES, ExecResult, Left, SandboxSpec
-from components.sandbox.host.wire import HOST, Answer, Call, Cancel, HeldBox, Message, Told, pack, receive
+from components.sandbox.host.wire import (
+    HOST,
+    SILENCE_SLICES,
+    SLICE_S,
+    Answer,
+    Call,
+    Cancel,
+    HeldBox,
+    Message,
+    Pulse,
+    Told,
+    beat,
+    pack,
+    receive,
+)
 from components.sandbox.image import FileEntry, normal_path, read_tree
 
 log = logging.getLogger(__name__)
-
-SILENCE_SLICES = 24
-SLICE_S = 5.0
-"""A host that says nothing for so many slices, while this process runs, is given up: it says something every one."""
 
 
 class CallLog(Protocol):
@@ -44,9 +54,11 @@ class Link:
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._fault: InfraFault | None = None
-        self._heard = True
+        self.on_close: Callable[[str], None] = lambda reason: None
+        """Hears why the connection has closed."""
+        self._pulse = Pulse()
         self._ended = asyncio.Event()
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
+        self._tasks = [asyncio.create_task(work) for work in (self._read(), self._watch(), beat(self._writer))]
 
     async def call(self, target: int, name: str, *arguments: Any, number: int = 0, **options: Any) -> Any:
         """What a method of a target gives.
@@ -87,10 +99,11 @@ class Link:
                 future.exception()  # whoever still awaits it sees it; nobody else must
         self._pending.clear()
         self._ended.set()
+        self.on_close(reason)
 
     async def _read(self) -> None:
         while (message := await receive(self._reader)) is not None:
-            self._heard = True
+            self._pulse.heard()
             self._take(message)
         self.close("the sandbox host is gone")
 
@@ -104,11 +117,7 @@ class Link:
                 future.set_exception(message.error)
 
     async def _watch(self) -> None:
-        silent = 0
-        while silent < SILENCE_SLICES:
-            self._heard = False
-            await asyncio.sleep(SLICE_S)
-            silent = 0 if self._heard else silent + 1
+        await self._pulse.lost()
         self.close(f"the sandbox host has said nothing for {SILENCE_SLICES * SLICE_S:g} s")
 
 
@@ -119,7 +128,7 @@ class HostBackend:
         held: the boxes that an earlier owner left, by id.
     """
 
-    def __init__(self, link: Link, claim: Mapping[str, Any], released: Callable[[], None]) -> None:
+    def __init__(self, link: Link, claim: Mapping[str, Any], released: Callable[[], Awaitable[None]]) -> None:
         self.name: str = claim["name"]
         self.isolation: str = claim["isolation"]
         self.held: dict[str, HeldBox] = {box.id: box for box in claim["boxes"]}
@@ -128,23 +137,25 @@ class HostBackend:
         self._released = released
 
     async def start(self, spec: SandboxSpec) -> HostBox:
-        return await self.start_logged(spec, None)
+        return await self.start_logged(spec, None, lambda: None)
 
-    async def start_logged(self, spec: SandboxSpec, calls: CallLog | None) -> HostBox:
-        """A started box whose calls are in a log, which tells it where there is one already."""
-        if calls is not None and (known := calls.recall("start")) is not None:
-            held = self.held.get(known)
-            if held is None:
-                raise InfraFault(FaultCause.SANDBOX, f"box {known} is gone")
-            return HostBox(self._link, held.target, held.id, held.isolation, calls)
+    async def start_logged(self, spec: SandboxSpec, calls: CallLog | None, ended: Callable[[], None]) -> HostBox:
+        """A started box, whose terminals keep their calls in a log. `ended` hears of its end."""
         target, name, isolation, self._counts = await self._link.call(HOST, "start", spec)
-        if calls is not None:
-            calls.note("start", name)
-        return HostBox(self._link, target, name, isolation, calls)
+        return HostBox(self._link, target, name, isolation, calls, ended)
 
-    async def discard(self, box: HeldBox) -> None:
+    def held_box(self, name: str, calls: CallLog, ended: Callable[[], None]) -> HostBox:
+        """A box that an earlier owner left, whose terminals are in a log."""
+        held = self.held[name]
+        return HostBox(self._link, held.target, name, held.isolation, calls, ended)
+
+    async def discard(self, name: str) -> None:
         """Ends a box that was left and that nobody goes on with."""
-        await self._link.call(HOST, "stop", box.target)
+        await self._link.call(HOST, "stop", self.held[name].target)
+
+    def on_lost(self, tell: Callable[[str], None]) -> None:
+        """`tell` hears why the host is gone, once it is."""
+        self._link.on_close = tell
 
     @property
     def counts(self) -> Mapping[str, float]:
@@ -161,28 +172,7 @@ class HostBackend:
             await self._link.ended()
         except InfraFault:  # it was closed before, or it is gone
             self._link.close("the backend was closed")
-        self._released()
-
-
-class LoggedBackend:
-    """The backend of one trial, all of whose calls are in its log."""
-
-    def __init__(self, host: HostBackend, calls: CallLog) -> None:
-        self.name, self.isolation = host.name, host.isolation
-        self._host, self._calls = host, calls
-
-    async def start(self, spec: SandboxSpec) -> HostBox:
-        return await self._host.start_logged(spec, self._calls)
-
-    @property
-    def counts(self) -> Mapping[str, float]:
-        return self._host.counts
-
-    async def forget(self, snapshot: str) -> None:
-        await self._host.forget(snapshot)
-
-    async def close(self) -> None:
-        """The host is not this trial's to close."""
+        await self._released()
 
 
 class HostTerminal:
@@ -226,10 +216,18 @@ class HostTerminal:
 class HostBox:
     """A box of a host; see the protocol `Sandbox`."""
 
-    def __init__(self, link: Link, target: int, name: str, isolation: str, calls: CallLog | None = None) -> None:
+    def __init__(
+        self,
+        link: Link,
+        target: int,
+        name: str,
+        isolation: str,
+        calls: CallLog | None = None,
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
         self.id = name
         self.isolation = isolation
-        self._link, self._target, self._calls = link, target, calls
+        self._link, self._target, self._calls, self._ended = link, target, calls, ended
         self._stopped = False
 
     async def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
@@ -298,7 +296,10 @@ class HostBox:
         if self._stopped:
             return
         self._stopped = True
-        await self._link.call(HOST, "stop", self._target)
+        try:
+            await self._link.call(HOST, "stop", self._target)
+        finally:
+            self._ended()
 
 
 class HostView(HostBox):

@@ -1,7 +1,8 @@
 """Becoming the owner of a host: of the one that an earlier owner left in a folder, or of a new one.
 
-Invariant: a folder's host has at most one owner, who holds the folder's lock for its life; the kernel gives the lock,
-and the host's attention, to the next only when the owner's process is gone.
+Invariant: a folder's host has at most one owner. Its lock is held for the owner's life by a process of the host's own
+machine: the owner itself, or who speaks for it there. The kernel gives the lock, and the host its attention, to the
+next only when that process is gone.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ import fcntl
 import json
 import logging
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
 from components.config.rollout import SandboxConfig
 from components.errors import FaultCause, InfraFault
 from components.sandbox.host.client import HostBackend, Link
-from components.sandbox.host.wire import HOST
+from components.sandbox.host.wire import HOST, countersign
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +34,9 @@ OWNER_S = 60.0
 """How long an owner whose job has ended may take to be gone."""
 CLAIM_S = 120.0
 """A host opens its backend, and ends what its last owner had under way, before it answers."""
+CONNECT_S = 30.0
 POLL_S = 0.05
-LOCK, SOCKET, LOG = "lock", "socket", "log"
+LOCK, SOCKET, LOG, ADDRESS = "lock", "socket", "log", "address.json"
 DETACH = """
 import os, runpy, sys
 if os.fork():
@@ -43,6 +47,68 @@ runpy.run_module("components.sandbox.host", run_name="__main__")
 """Its parent is gone before it begins: whoever ends a job's processes by their descent does not find it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a host listens: on a socket in its folder, or on a port of its machine, where it asks for a token."""
+
+    folder: str
+    machine: str | None = None
+    port: int = 0
+    token: str = ""
+
+
+class Place:
+    """A folder of this machine that a host has, or will have, and its lock.
+
+    Args:
+        machine: the address that the host listens on; None: only this machine's processes reach it.
+    """
+
+    def __init__(self, folder: Path, lock: TextIO, machine: str | None) -> None:
+        self.folder = folder
+        self._lock = lock
+        self._machine = machine
+
+    @property
+    def address(self) -> Address | None:
+        """Of the last host that was started here; None where none was."""
+        try:
+            return Address(**json.loads((self.folder / ADDRESS).read_text()))
+        except FileNotFoundError:
+            return None
+
+    async def start(self, config: SandboxConfig, state: Path, linger_s: float) -> Address:
+        """A new host."""
+        settings = config.model_dump_json()
+        orders: dict[str, str | float] = {"settings": settings, "state": str(state), "linger_s": linger_s}
+        return await asyncio.to_thread(_start, self.folder, self._machine, orders)
+
+    async def release(self) -> None:
+        """Lets go of the lock. Idempotent."""
+        self._lock.close()
+
+
+async def open_place(state: Path, machine: str | None = None) -> Place:
+    """Holds the place of a host in `state`.
+
+    Raises:
+        InfraFault: another process holds it.
+    """
+    folder = state.resolve() / "host"
+    folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+    file = (folder / LOCK).open("w")
+    deadline = time.monotonic() + OWNER_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return Place(folder, file, machine)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                file.close()
+                raise InfraFault(FaultCause.SANDBOX, f"{folder} is owned by a process that lives") from None
+        await asyncio.sleep(POLL_S)
+
+
 async def open_host(config: SandboxConfig, state: Path, linger_s: float) -> HostBackend:
     """The boxes of a host in `state`, which outlive this process by `linger_s` seconds.
 
@@ -50,66 +116,103 @@ async def open_host(config: SandboxConfig, state: Path, linger_s: float) -> Host
         ConfigError: no sandbox can be had here.
         InfraFault: another process owns the host, or it does not answer.
     """
-    folder = state.resolve() / "host"
-    folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-    lock = await _lock(folder / LOCK)
-    settings = config.model_dump_json()
+    place = await open_place(state)
     try:
-        if (left := await _claim(folder, lock)) is not None:
-            backend, found = left
-            if found == settings:
-                return backend
-            log.warning("the boxes that were left were started under another configuration: they end")
-            await backend.close()
-            lock = await _lock(folder / LOCK)
-        await asyncio.to_thread(_start, folder, {"settings": settings, "state": str(state), "linger_s": linger_s})
-        begun = await _claim(folder, lock)
+        left = place.address
+        if left is not None and (backend := await claim(left, config, place.release)) is not None:
+            return backend
+        address = await place.start(config, state, linger_s)
+        return required(await claim(address, config, place.release), address)
     except BaseException:
-        lock.close()
+        await place.release()
         raise
-    if begun is None:
-        lock.close()
-        raise InfraFault(FaultCause.SANDBOX, f"the sandbox host in {folder} did not start: see {folder / LOG}")
-    return begun[0]
 
 
-async def _lock(path: Path) -> TextIO:
-    file = path.open("w")
-    deadline = time.monotonic() + OWNER_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                file.close()
-                raise InfraFault(FaultCause.SANDBOX, f"{path.parent} is owned by a process that lives") from None
-        await asyncio.sleep(POLL_S)
+def required(host: HostBackend | None, address: Address) -> HostBackend:
+    """A host that was just started.
+
+    Raises:
+        InfraFault: it is not there.
+    """
+    if host is None:
+        raise InfraFault(FaultCause.SANDBOX, f"the sandbox host at {_told(address)} did not start: see its {LOG}")
+    return host
 
 
-async def _claim(folder: Path, lock: TextIO) -> tuple[HostBackend, str] | None:
-    """The host of a folder and its settings; None where none listens. It lets go of the lock when it is closed."""
-    with _address(folder) as address:
-        try:
-            reader, writer = await asyncio.open_unix_connection(address)
-        except (FileNotFoundError, ConnectionRefusedError):
-            return None
+async def claim(address: Address, config: SandboxConfig, released: Callable[[], Awaitable[None]]) -> HostBackend | None:
+    """Becomes the owner of the host at an address, whose place this process, or one that it relies on, holds.
+
+    Args:
+        released: is awaited when the host has been closed.
+
+    Returns:
+        The host; None where there is none, or one that was started under another configuration: it has ended.
+
+    Raises:
+        ConfigError: no sandbox can be had there.
+        InfraFault: it does not answer.
+    """
+    try:
+        reader, writer = await _connect(address)
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        return None
     link = Link(reader, writer)
     try:
         async with asyncio.timeout(CLAIM_S):
-            claim = await link.call(HOST, "claim")
+            said = await link.call(HOST, "claim")
     except TimeoutError:
         link.close("it did not answer")
-        raise InfraFault(FaultCause.SANDBOX, f"the sandbox host in {folder} does not answer") from None
-    return HostBackend(link, claim, lock.close), claim["settings"]
+        raise InfraFault(FaultCause.SANDBOX, f"the sandbox host at {_told(address)} does not answer") from None
+    except InfraFault:  # it was about to end
+        return None
+    if said["settings"] == config.model_dump_json():
+        return HostBackend(link, said, released)
+    log.warning("the boxes that were left were started under another configuration: they end")
+    await HostBackend(link, said, _keep).close()
+    return None
 
 
-def _start(folder: Path, orders: dict[str, str | float]) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        (folder / SOCKET).unlink()
-    with socket.socket(socket.AF_UNIX) as listener, (folder / LOG).open("ab") as errors, _address(folder) as address:
-        listener.bind(address)
+async def _keep() -> None:
+    """A place that is needed again."""
+
+
+async def _connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection on which each side has shown that it knows the token: ports go from one program to the next."""
+    async with asyncio.timeout(CONNECT_S):
+        if address.machine is None:
+            with _socket_of(Path(address.folder)) as name:
+                return await asyncio.open_unix_connection(name)
+        reader, writer = await asyncio.open_connection(address.machine, address.port)
+        writer.write(address.token.encode())
+        proof = countersign(address.token.encode())
+        try:
+            if await reader.readexactly(len(proof)) == proof:
+                return reader, writer
+        except BaseException:
+            writer.close()
+            raise
+        writer.close()
+        raise ConnectionError(f"what listens at {_told(address)} is no host of ours")
+
+
+def _told(address: Address) -> str:
+    return address.folder if address.machine is None else f"{address.machine}:{address.port}"
+
+
+def _start(folder: Path, machine: str | None, orders: dict[str, str | float]) -> Address:
+    for name in (SOCKET, ADDRESS):
+        (folder / name).unlink(missing_ok=True)
+    with contextlib.ExitStack() as kept:
+        family = socket.AF_UNIX if machine is None else socket.AF_INET
+        listener = kept.enter_context(socket.socket(family))
+        if machine is None:
+            listener.bind(kept.enter_context(_socket_of(folder)))
+            address = Address(str(folder))
+        else:
+            listener.bind((machine, 0))
+            address = Address(str(folder), machine, listener.getsockname()[1], secrets.token_hex(16))
         listener.listen()
+        errors = kept.enter_context((folder / LOG).open("ab"))
         process = subprocess.Popen(
             [sys.executable, "-c", DETACH, str(listener.fileno()), str(folder)],  # the folder for who lists processes
             stdin=subprocess.PIPE,
@@ -118,11 +221,16 @@ def _start(folder: Path, orders: dict[str, str | float]) -> None:
             pass_fds=(listener.fileno(),),
             start_new_session=True,
         )
-        process.communicate(json.dumps(orders).encode())
+        process.communicate(json.dumps({**orders, "token": address.token}).encode())
+    temporary = folder / f"{ADDRESS}.tmp"
+    temporary.touch(mode=0o600)
+    temporary.write_text(json.dumps(asdict(address)))
+    temporary.rename(folder / ADDRESS)
+    return address
 
 
 @contextlib.contextmanager
-def _address(folder: Path) -> Iterator[str]:
+def _socket_of(folder: Path) -> Iterator[str]:
     """The socket's name by way of its folder: a socket's name may have 108 bytes, a folder's more."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

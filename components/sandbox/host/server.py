@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import logging
 import socket
 from collections import deque
@@ -18,12 +19,25 @@ from typing import Any
 
 from components.errors import FaultCause, InfraFault
 from components.sandbox.contract import Sandbox, SandboxBackend, Terminal, View
-from components.sandbox.host.wire import HOST, Answer, Beat, Call, Cancel, HeldBox, Message, Told, pack, receive
+from components.sandbox.host.wire import (
+    HOST,
+    Answer,
+    Call,
+    Cancel,
+    HeldBox,
+    Message,
+    Pulse,
+    Told,
+    beat,
+    countersign,
+    pack,
+    receive,
+)
 
 log = logging.getLogger(__name__)
 
 FIRST_OWNER_S = 60.0
-BEAT_S = 5.0
+TOKEN_S = 10.0
 BOX_CALLS = frozenset({"exec", "put", "get", "end_processes", "snapshot", "reset", "seal"})
 """What is passed on to a box or a view as it is."""
 TERMINAL_CALLS = frozenset({"send", "settle", "new_output", "capture", "screen"})
@@ -54,10 +68,14 @@ class Host:
         settings: what it was started with; an owner that wants others sees it.
         linger_s: how long it waits for the next owner.
         untold: lines of the log that no owner was told.
+        token: what an owner says first, where anybody can connect.
     """
 
-    def __init__(self, backend: SandboxBackend, settings: str, linger_s: float, untold: deque[Told]) -> None:
+    def __init__(
+        self, backend: SandboxBackend, settings: str, linger_s: float, untold: deque[Told], token: bytes = b""
+    ) -> None:
         self._backend = backend
+        self._token = token
         self._settings = settings
         self._linger_s = linger_s
         self._untold = untold
@@ -71,7 +89,6 @@ class Host:
         """One owner after another, until one closes the host or none comes."""
         listener.setblocking(False)
         patience_s = FIRST_OWNER_S
-        beating = asyncio.create_task(self._beat())
         try:
             while True:
                 try:
@@ -84,7 +101,6 @@ class Host:
                     return
                 patience_s = self._linger_s
         finally:
-            beating.cancel()
             await self._backend.close()
 
     def tell(self) -> None:
@@ -94,28 +110,47 @@ class Host:
 
     async def _owned(self, connection: socket.socket) -> bool:
         """Until the owner is gone; True when it closed the host."""
-        reader, self._writer = await asyncio.open_connection(sock=connection)
+        reader, writer = await asyncio.open_connection(sock=connection)
+        if not await _greeted(reader, writer, self._token):
+            writer.close()
+            return False
+        self._writer = writer
         self.tell()
-        closing: Call | None = None
+        pulse = Pulse()
+        watching = [asyncio.create_task(self._watch(pulse, writer)), asyncio.create_task(beat(writer))]
         try:
-            while closing is None and (message := await receive(reader)) is not None:
-                if isinstance(message, Cancel):
-                    if (unwanted := self._answers.get(message.id)) is not None:
-                        unwanted.cancel()
-                elif isinstance(message, Call) and (message.target, message.name) == (HOST, "close"):
-                    closing = message
-                elif isinstance(message, Call):
-                    self._begin(message)
+            closing = await self._hear(reader, pulse)
             await self._abandon()
             if closing is not None:
                 await self._backend.close()
                 self._send(Answer(closing.id))
                 with contextlib.suppress(ConnectionError):
-                    await self._writer.drain()
+                    await writer.drain()
         finally:
-            self._writer.close()
+            for task in watching:
+                task.cancel()
+            writer.close()
             self._writer = None
         return closing is not None
+
+    async def _hear(self, reader: asyncio.StreamReader, pulse: Pulse) -> Call | None:
+        """Begins what the owner asks for, until it is gone, or asks for the end."""
+        while (message := await receive(reader)) is not None:
+            pulse.heard()
+            if isinstance(message, Cancel):
+                if (unwanted := self._answers.get(message.id)) is not None:
+                    unwanted.cancel()
+            elif isinstance(message, Call) and (message.target, message.name) == (HOST, "close"):
+                return message
+            elif isinstance(message, Call):
+                self._begin(message)
+        return None
+
+    @staticmethod
+    async def _watch(pulse: Pulse, writer: asyncio.StreamWriter) -> None:
+        await pulse.lost()
+        log.warning("an owner that is silent is taken for gone")
+        writer.transport.abort()
 
     async def _abandon(self) -> None:
         """Ends what the owner had under way, but what its terminals were told, and every view."""
@@ -256,19 +291,27 @@ class Host:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(pack(message))
 
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(BEAT_S)
-            self._send(Beat())
+
+async def _greeted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes) -> bool:
+    """Whether whoever has come knows the token; it is told that we do."""
+    try:
+        async with asyncio.timeout(TOKEN_S):
+            given = await reader.readexactly(len(token))
+    except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+        return False
+    if not hmac.compare_digest(given, token):
+        return False
+    writer.write(countersign(token))
+    return True
 
 
-async def refuse(listener: socket.socket, error: Exception) -> None:
+async def refuse(listener: socket.socket, error: Exception, token: bytes = b"") -> None:
     """Tells the first owner, instead of serving it, why there are no boxes."""
     listener.setblocking(False)
     async with asyncio.timeout(FIRST_OWNER_S):
         connection, _ = await asyncio.get_running_loop().sock_accept(listener)
         reader, writer = await asyncio.open_connection(sock=connection)
-        asked = await receive(reader)
+        asked = await receive(reader) if await _greeted(reader, writer, token) else None
         if isinstance(asked, Call):
             writer.write(pack(Answer(asked.id, error=error)))
         writer.close()

@@ -6,6 +6,7 @@ A message is a length and a pickle: both ends are this package, and the socket i
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import pickle
 import struct
 from dataclasses import dataclass, field
@@ -16,6 +17,12 @@ from components.errors import FaultCause, InfraFault
 HEAD = struct.Struct("<Q")
 HOST = 0
 """The target that is the host itself; boxes, views and terminals have numbers from 1."""
+
+
+SLICE_S = 5.0
+SILENCE_SLICES = 24
+"""Both ends say something in every slice. One that is silent for so many, while the other runs, is given up: a machine
+that was lost closes no connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The host is alive."""
+    """Its sender is alive."""
 
 
 Message = Call | Cancel | Answer | Told | Beat
@@ -79,6 +86,11 @@ class HeldBox:
     pristine: bool
 
 
+def countersign(token: bytes) -> bytes:
+    """What a host answers to a token, where there is one, before anything else."""
+    return hashlib.sha256(b"host" + token).digest() if token else b""
+
+
 def pack(message: Message) -> bytes:
     """One message. An answer that cannot travel is told as a fault."""
     try:
@@ -99,3 +111,29 @@ async def receive(reader: asyncio.StreamReader) -> Message | None:
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
     return message
+
+
+class Pulse:
+    """Whether the other side has been heard of. A stand-still of this process counts for one slice at most."""
+
+    def __init__(self) -> None:
+        self._heard = True
+
+    def heard(self) -> None:
+        """It has said something."""
+        self._heard = True
+
+    async def lost(self) -> None:
+        """Until it has been silent for too long."""
+        silent = 0
+        while silent < SILENCE_SLICES:
+            self._heard = False
+            await asyncio.sleep(SLICE_S)
+            silent = 0 if self._heard else silent + 1
+
+
+async def beat(writer: asyncio.StreamWriter) -> None:
+    """Says in every slice that this side is alive, until it is cancelled."""
+    while not writer.is_closing():
+        await asyncio.sleep(SLICE_S)
+        writer.write(pack(Beat()))
