@@ -71,6 +71,7 @@ async def typed(task: Task, backend: SandboxBackend, tokenizer: BpeTokenizer) ->
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
 async def test_grown_tasks_are_solved_in_the_turns_that_were_counted_and_fit_twice_the_miniatures_context(
     backend: SandboxBackend, tokenizer: BpeTokenizer, tmp_path: Path
 ) -> None:

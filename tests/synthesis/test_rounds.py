@@ -118,6 +118,7 @@ def test_the_command_says_what_it_refuses(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
 async def test_three_rounds_lengthen_tasks_each_time_within_their_caps(backend: SandboxBackend, tmp_path: Path) -> None:
     pool = root_pool(tmp_path / "pool", 60)
     config = SynthesisConfig(rounds=3, tasks=40, per_parent=3, per_category=25, per_family=15)
