@@ -6,13 +6,12 @@ sets the stage (comments, `set`, `cd`) is none.
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 from functools import lru_cache
 
+from components.curation.ablation import MOST_LINES, SPLIT, SPLIT_S
+
 STAGE = frozenset({"set", "cd", "shopt", "export"})
-_READ_S = 10.0
-"""Deadline of reading one command; it takes milliseconds."""
 
 
 def words(instruction: str) -> int:
@@ -22,47 +21,19 @@ def words(instruction: str) -> int:
 
 @lru_cache(maxsize=4096)
 def turns(script: str) -> int:
-    """Turns of a reference solution. A script that bash cannot read to its end has its lines up to there as one."""
+    """Turns of a reference solution. What bash cannot read to its end is one; of a long script every line is one."""
     return sum(_does_something(command) for command in commands(script))
 
 
 def commands(script: str) -> list[str]:
-    """The commands of a bash script, comments and all, in order."""
-    found: list[str] = []
-    pending: list[str] = []
-    for line in script.splitlines():
-        if not pending and not line.strip():
-            continue
-        pending.append(line)
-        text = "\n".join(pending)
-        if not line.endswith("\\") and (_is_plain(text) or _is_complete(text)):
-            found.append(text)
-            pending = []
-    return [*found, "\n".join(pending)] if pending else found
-
-
-def _is_plain(text: str) -> bool:
-    """Whether a text is complete to the eye: one line of words. Most are, and asking bash takes a process."""
-    if not all(each.isalnum() or each in " ._/-+=,:'\"{}$();>|*^#!&" for each in text) or "<<" in text:
-        return False
-    try:
-        parts = shlex.split(text)
-    except ValueError:
-        return False
-    nested = {"if", "for", "while", "until", "case", "select", "function", "{", "then", "do", "else"}
-    opened = text.count("(") != text.count(")") or text.count("{") != text.count("}")
-    return not (opened or nested & set(parts) or text.rstrip().endswith(("|", "&&", "{", "(", "()")))
-
-
-def _is_complete(text: str) -> bool:
-    """Whether bash reads `text` as whole commands. It runs nothing of it."""
-    read = _read(text)
-    return read.returncode == 0 and not read.stderr
-
-
-def _read(text: str) -> subprocess.CompletedProcess[str]:
-    command = ["/bin/bash", "--norc", "-n"]
-    return subprocess.run(command, input=f"{text}\n", capture_output=True, text=True, timeout=_READ_S, check=False)
+    """The commands of a bash script, comments and all, in order. Nothing of it is run."""
+    if script.count("\n") > MOST_LINES:
+        return script.splitlines()
+    text = script.encode("utf-8", "surrogateescape")
+    split = subprocess.run(
+        ["/bin/bash", "--norc", "-c", SPLIT], input=text, capture_output=True, timeout=SPLIT_S, check=True
+    )
+    return [part for part in split.stdout.decode("utf-8", "surrogateescape").split("\0") if part]
 
 
 def _does_something(command: str) -> bool:

@@ -79,7 +79,7 @@ def read_source(path: Path, ref: TaskRef, seen: Seen | None = None) -> Source:
         extends, outline = read_extension(path, ref.pass_to_pass)
     instruction = (path / "instruction.md").read_text(encoding="utf-8")
     solution = (path / "solution" / "solve.sh").read_text(encoding="utf-8", errors="replace")
-    length = turns(solution) if extends is None else turns(extends.solution) + len(outline.steps)
+    length = len(outline.steps) + (0 if extends is None else turns(extends.solution))
     own = own_artifacts(outline, ref.fail_to_pass)
     files, names = ({}, frozenset[str]()) if seen is None else (seen.files, seen.names)
     texts = [instruction, solution, *names, *outline.files, *outline.files.values()]
