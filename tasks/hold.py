@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import prefect.runtime
-from prefect import get_run_logger
+from prefect import get_client, get_run_logger
 from prefect.events import emit_event
 from prefect.flow_runs import pause_flow_run, suspend_flow_run
 
@@ -25,7 +27,9 @@ def hold(config: CampaignConfig, diagnosis: Diagnosis, leg: int) -> None:
     """
     if diagnosis.severity != "red":
         return
-    name, run = campaign_name(config), str(prefect.runtime.flow_run.id)
+    name, run, key = campaign_name(config), str(prefect.runtime.flow_run.id), f"red-after-leg-{leg}"
+    if _held_before(run, key):
+        return
     get_run_logger().warning(
         "leg %d: %s. The campaign is held. Go on: Resume in the Prefect UI, or `prefect flow-run resume %s`",
         *(leg, diagnosis.verdict, run),
@@ -35,8 +39,14 @@ def hold(config: CampaignConfig, diagnosis: Diagnosis, leg: int) -> None:
         resource={"prefect.resource.id": f"longshell.campaign.{name}", "prefect.resource.name": name},
         payload={"leg": leg, "verdict": diagnosis.verdict, "report": diagnosis.report, "flow_run": run},
     )
-    key = f"red-after-leg-{leg}"
     if prefect.runtime.deployment.id is None:
         pause_flow_run(timeout=PATIENCE_S, poll_interval=POLL_S, key=key)
     else:
         suspend_flow_run(timeout=PATIENCE_S, key=key)
+
+
+def _held_before(run: str, key: str) -> bool:
+    """Whether this hold of the run was resumed already: the server keeps the keys of a run's pauses."""
+    with get_client(sync_client=True) as client:
+        policy = client.read_flow_run(UUID(run)).empirical_policy
+    return key in (policy.pause_keys or ())

@@ -145,7 +145,9 @@ PLANTED: Mapping[str, tuple[str, Campaign]] = {
     "groups that are all alike": ("groups", Campaign({"group/count": 16.0, "group/zero_variance": 0.95})),
     "rewards that are not earned": (
         "gamed_reward",
-        Campaign(evaluations=(score("sft", 0, 0.5), score("leg-1", 12, 0.4), score("leg-2", 24, 0.2))),
+        Campaign(
+            evaluations=(score("base", 0, 0.02), score("sft", 0, 0.5), score("leg-1", 12, 0.4), score("leg-2", 24, 0.2))
+        ),
     ),
     "summaries that do not fit": ("compactions", Campaign({"rollout/compactions_succeeded": 0.2})),
     "turns that explode": (
@@ -157,7 +159,7 @@ PLANTED: Mapping[str, tuple[str, Campaign]] = {
     "a leg that stands still": ("measurements", Campaign(now_ms=60_000 * (STEPS + 30))),
     "RL that unlearns": (
         "heldout",
-        Campaign(evaluations=(score("sft", 0, 0.5), score("leg-2", 24, 0.2))),
+        Campaign(evaluations=(score("base", 0, 0.02), score("sft", 0, 0.5), score("leg-2", 24, 0.2))),
     ),
 }
 """Every failure that ends in red: its detector, and a campaign that has it."""

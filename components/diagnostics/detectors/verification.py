@@ -70,10 +70,11 @@ def _guards(run: Run) -> Finding:
 
 def _gamed(run: Run) -> Finding:
     rewards = run.trend("rollout/reward_mean")
-    scored = run.scored
-    if rewards is None or len(scored) < 2:
-        return blind("gamed_reward", "rollout/reward_mean and two held-out scores")
-    before, after = scored[0].score, scored[-1].score
+    start = [evaluation for evaluation in run.scored if evaluation.step == 0]
+    trained = [evaluation for evaluation in run.scored if evaluation.step > 0]
+    if rewards is None or not start or not trained:
+        return blind("gamed_reward", "rollout/reward_mean and a held-out score before and after RL")
+    before, after = start[-1].score, trained[-1].score
     gain = after["resolved"] - before["resolved"]
     noise = ((before.get("stderr") or 0.0) ** 2 + (after.get("stderr") or 0.0) ** 2) ** 0.5
     text = f"mean reward {rewards.gain:+.3f} in training, held-out pass rate {gain:+.1%}"
