@@ -213,6 +213,7 @@ class Rollouts:
             trial = await world.run(attempt, sampling, capture=True, barrier=barrier, past=past)
             await self._keep(world, trial)
         finally:
+            past.close()
             self._interrupted.ended(attempt.trial_id)
         return trial
 

@@ -60,6 +60,10 @@ class Continuation:
         """See `components.sandbox.host.CallLog`."""
         self._journal.note(Event(name, self._time.running_s, answer))
 
+    def close(self) -> None:
+        """Nothing more is kept. Idempotent."""
+        self._journal.close()
+
     def answering(self, policy: Policy) -> Policy:
         """A policy whose answers are in the journal."""
         return _Journaled(policy, self)
