@@ -39,6 +39,10 @@ class Unanswered(LongshellError, RuntimeError):
     """One request has no answer. The next may have one."""
 
 
+class Declined(Unanswered):
+    """The endpoint refuses this request, and would refuse it again: it is too long, or asks for what it does not do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What the model said. Counts that the endpoint does not tell are None."""
@@ -142,7 +146,7 @@ class Endpoint:
             if status in _NOT_OURS:
                 raise ConfigError([f"{self.config.base_url} refuses every request: {told}"], "endpoint")
             if status is not None and status < 500 and status not in _BUSY:
-                raise Unanswered(f"the endpoint refuses the request: {told}")
+                raise Declined(f"the endpoint refuses the request: {told}")
             if number < TRIES:
                 log.warning("endpoint: %s; try %d of %d", told, number, TRIES)
                 await asyncio.sleep(min(LONGEST_WAIT_S, max(wait_s, after)))

@@ -1,7 +1,6 @@
 """Writes TOML: Python reads it and does not write it.
 
-Invariant: what is written reads back as the same document. Values that `task.toml` has no use for (dates, nan) are
-refused.
+Invariant: what is written reads back as the same document. Numbers that are none are refused.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from datetime import date, time
 from typing import Any
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -19,7 +19,7 @@ def toml_text(document: Mapping[str, Any]) -> str:
     """`document` as TOML, its tables in the order in which they stand.
 
     Raises:
-        ValueError: a value that is no string, number, boolean, list or table of such.
+        ValueError: a value that is no string, number, boolean, date, time, list or table of such.
     """
     return _table(document, ()).lstrip("\n")
 
@@ -41,6 +41,8 @@ def _value(value: Any) -> str:
         return repr(value) if re.search(r"[.e]", repr(value)) else f"{value}.0"
     if isinstance(value, str):
         return _quoted(value)
+    if isinstance(value, date | time):  # a datetime is a date
+        return value.isoformat()
     if isinstance(value, list):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, Mapping):

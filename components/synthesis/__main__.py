@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from components.artifacts import LocalStore
 from components.config import PoolConfig, SandboxConfig, SynthesisConfig
-from components.errors import ConfigError, InfraFault, LongshellError
+from components.errors import ConfigError, InfraFault, LongshellError, ServiceError
 from components.sandbox import open_backend
 from components.synthesis.model import open_proposer
 from components.synthesis.report import RoundReport
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         asyncio.run(_run(arguments))
-    except InfraFault as fault:
+    except (InfraFault, ServiceError) as fault:
         print(fault, file=sys.stderr)
         return EXIT_FAULT
     except (LongshellError, ValueError) as error:

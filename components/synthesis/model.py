@@ -12,15 +12,17 @@ import tomllib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from components.artifacts import ArtifactStore
 from components.config import SynthesisConfig
 from components.curation import Endpoint, GateResult
+from components.curation.endpoint import Declined, Unanswered
 from components.curation.quality import Conversation, Purse, Question
 from components.curation.quality.answer import BadAnswer, read_object
 from components.curation.quality.quoting import quoted, show
+from components.errors import ServiceError
 from components.pool import load_task
 from components.pool.toml_text import toml_text
 from components.synthesis.draft import descent, place
@@ -39,6 +41,7 @@ OPERATIONS: Mapping[str, str] = {
 """What a model may be asked to do with a task; which of them is drawn by us."""
 LARGEST_BYTES = 256 << 10
 MOST_FILES = 40
+LONGEST_PATH = 200
 _PATH = re.compile(r"(?:environment|tests)(?:/[A-Za-z0-9_][A-Za-z0-9_.+-]*)+")
 _FILE_KEYS = {"path", "content"}
 _FILE = {
@@ -157,8 +160,9 @@ class Proposer:
         """What the model makes of a task.
 
         Raises:
-            BadAnswer: nothing that can be used.
-            Unanswered, ServiceError, ConfigError: as `Endpoint.ask`.
+            BadAnswer: nothing that can be used, and nothing that another run would be told: the request is refused,
+                or the budget is spent.
+            ServiceError: the endpoint is away. ConfigError: as `Endpoint.ask`.
         """
         return await self._ask(wish, f"{_shown(wish)}\n\nMake a longer task of it.")
 
@@ -171,7 +175,14 @@ class Proposer:
     async def _ask(self, wish: Wish, user: str) -> Written:
         question = Question(wish.first.ref.digest, SYSTEM, user, SCHEMA, "longer_task")
         talk = Conversation(question, self._endpoint, self._store, self.purse)
-        return await talk.usable(lambda answer: read_proposal(answer, wish), self._attempts)
+        try:
+            return await talk.usable(lambda answer: read_proposal(answer, wish), self._attempts)
+        except Unanswered as error:
+            if isinstance(error, Declined) or self.purse.empty:
+                raise BadAnswer(str(error)) from error
+            raise ServiceError(
+                f"{self._endpoint.config.base_url}: {error}; the same call goes on from there"
+            ) from error
 
 
 def read_proposal(text: str, wish: Wish) -> Written:
@@ -205,7 +216,17 @@ def read_proposal(text: str, wish: Wish) -> Written:
         raise BadAnswer(f"it has {size} bytes, more than {LARGEST_BYTES}")
     if not any(path.startswith("tests/") for path in paths):
         raise BadAnswer("it changes no test")
+    if misplaced := [path for path in paths if _cannot_be(path, set(paths), wish.first.path)]:
+        raise BadAnswer(f"no file can be at {misplaced[0]}")
     return Written(wish, texts, tuple(declared))
+
+
+def _cannot_be(path: str, others: set[str], parent: Path) -> bool:
+    """Whether there is no place for a file: a folder is there or will be, or a file where its folder would be."""
+    above = [str(folder) for folder in PurePosixPath(path).parents][:-1]
+    if len(path) > LONGEST_PATH or not others.isdisjoint(above) or (parent / path).is_dir():
+        return True
+    return any((parent / folder).exists() and not (parent / folder).is_dir() for folder in above)
 
 
 @asynccontextmanager

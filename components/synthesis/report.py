@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
-
-from components.synthesis.source import Source
+from typing import Any, Protocol
 
 TOLD = 10
 """Rejections that an error message quotes."""
@@ -30,6 +28,25 @@ class Fate:
         return asdict(self)
 
 
+class Sized(Protocol):
+    """A task whose length is known."""
+
+    @property
+    def turns(self) -> int:
+        """Of its reference solution."""
+        ...
+
+    @property
+    def assertions(self) -> int:
+        """That earn a reward."""
+        ...
+
+    @property
+    def words(self) -> int:
+        """Of its instruction."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Size:
     """Medians over tasks: turns of the reference solution, assertions that earn a reward, words of the instruction."""
@@ -39,11 +56,11 @@ class Size:
     words: float
 
     @classmethod
-    def of(cls, sources: Sequence[Source]) -> Size:
+    def of(cls, tasks: Sequence[Sized]) -> Size:
         return cls(
-            median(source.turns for source in sources),
-            median(source.assertions for source in sources),
-            median(source.words for source in sources),
+            median(each.turns for each in tasks),
+            median(each.assertions for each in tasks),
+            median(each.words for each in tasks),
         )
 
 
@@ -57,7 +74,7 @@ class RoundReport:
     after: Size | None
 
     @classmethod
-    def of(cls, number: int, fates: Iterable[Fate], before: Sequence[Source], after: Sequence[Source]) -> RoundReport:
+    def of(cls, number: int, fates: Iterable[Fate], before: Sequence[Sized], after: Sequence[Sized]) -> RoundReport:
         """The report of round `number`, which made tasks of `before`, and accepted `after`."""
         return cls(number, tuple(fates), Size.of(before), Size.of(after) if after else None)
 

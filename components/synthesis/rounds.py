@@ -21,10 +21,9 @@ from pathlib import Path
 
 from components.config import PoolConfig, SandboxConfig, SynthesisConfig
 from components.curation import GateResult, Rejection, audit, with_assertions
-from components.curation.endpoint import Unanswered
 from components.curation.quality.answer import BadAnswer
-from components.errors import FaultCause, InfraFault, TaskError
-from components.pool import Pool, directory_digest, index_folder, load_task, write_index
+from components.errors import FaultCause, InfraFault, TaskError, no_space
+from components.pool import Pool, directory_digest, load_task, write_index
 from components.records import TaskRef
 from components.sandbox import SandboxBackend
 from components.synthesis.draft import Draft
@@ -41,6 +40,7 @@ JOURNAL, SEEN = "gates.jsonl", "seen"
 REPAIRABLE = frozenset({Rejection.ORACLE_FAILS, Rejection.FLAKY})
 """Verdicts of a solution that did not make what is asserted: what they say may help."""
 GUARDS, SHORT, UNANSWERED = "undeclared_guards", "too_little_more", "no_proposal"
+UNUSABLE, FAULT = "unusable", "fault"
 """Why a task that the gates admit is not accepted: it says of more assertions than it declares that they hold
 untouched; it is not longer than its parent by as much as is asked; a model gave no proposal that can be read."""
 
@@ -79,6 +79,21 @@ class Proposal:
     detail: str = ""
     """Why it is not accepted; empty while nothing speaks against it."""
 
+    @property
+    def turns(self) -> int:
+        assert not isinstance(self.draft, Wish), "an answer has taken its place"
+        return self.draft.turns
+
+    @property
+    def assertions(self) -> int:
+        """As they were measured."""
+        return len(self.ref.fail_to_pass)
+
+    @property
+    def words(self) -> int:
+        assert not isinstance(self.draft, Wish), "an answer has taken its place"
+        return self.draft.words
+
     def fate(self) -> Fate:
         draft = self.draft
         parents = tuple(parent.ref.task_id for parent in draft.parents)
@@ -91,7 +106,7 @@ class Grown:
 
     roots: Sequence[Source]
     last: Sequence[Source]
-    made: list[Source] = field(default_factory=list)
+    made: list[TaskRef] = field(default_factory=list)
     children: Counter[str] = field(default_factory=Counter)
     contents: set[tuple[str, ...]] = field(default_factory=set)
 
@@ -112,7 +127,7 @@ async def synthesize(
 
     Raises:
         TaskError: nothing in the pool can be gone on from, or a round accepted nothing.
-        InfraFault: some tasks have no verdict. The same call goes on from there.
+        InfraFault: no task has a verdict. ServiceError: the model is away. The same call goes on from there.
     """
     scratch = folder / STATE
     roots = await _roots(pool, scratch, world)
@@ -120,13 +135,19 @@ async def synthesize(
     reports = []
     for number in range(1, config.rounds + 1):
         proposals = await _round(number, grown, scratch, world, config, seed)
-        accepted = [await _keep(proposal, folder, world) for proposal in proposals if not proposal.reason]
-        report = RoundReport.of(number, [proposal.fate() for proposal in proposals], grown.last, accepted)
+        accepted = [proposal for proposal in proposals if not proposal.reason]
+        report = RoundReport.of(number, [each.fate() for each in proposals], grown.last, accepted)
         if not accepted:
             raise TaskError(str(folder), [f"round {number} accepted no task", *report.reasons()])
-        grown.made += accepted
-        grown.last = accepted
-        write_index(folder, [source.ref for source in grown.made])
+        refs = [_keep(proposal, folder) for proposal in accepted]
+        _remove_others(number, refs, folder)
+        grown.made += refs
+        write_index(folder, grown.made)
+        pairs = zip(accepted, refs, strict=True)
+        parents = [await _parent(proposal, ref, folder, world) for proposal, ref in pairs]
+        grown.last = [parent for parent in parents if parent is not None]
+        if not grown.last and number < config.rounds:
+            raise TaskError(str(folder), [f"no task of round {number} can be gone on from"])
         shutil.rmtree(scratch / f"round-{number}")
         reports.append(report)
         tell(folder, reports)
@@ -247,7 +268,7 @@ async def _fulfil(
         async with room:
             try:
                 return await proposer.propose(wish)
-            except (BadAnswer, Unanswered) as error:
+            except BadAnswer as error:
                 return str(error)
 
     wishes = [(proposal, proposal.draft) for proposal in planned if isinstance(proposal.draft, Wish)]
@@ -268,29 +289,43 @@ async def _validate(
 ) -> None:
     """Runs drafts through the gates, and those that can be repaired again, each in fresh boxes."""
     waiting = list(planned)
-    for attempt in range(config.repairs + 1 if waiting else 0):
+    for attempt in range(config.repairs + 1):
         folder = place / f"attempt-{attempt}"
+        refs = [ref for proposal in waiting if (ref := _written(proposal, folder)) is not None]
+        found = await _gates(write_index(folder, refs), place.parents[1], world) if refs else {}
         for proposal in waiting:
-            proposal.path = folder / proposal.task_id
-            assert not isinstance(proposal.draft, Wish), "an answer has taken its place"
-            proposal.draft.write(proposal.path, round_=proposal.round)
-        pool = index_folder(folder)
-        found = await _gates(pool, place.parents[1], world)
-        for proposal in waiting:
-            _judge(proposal, found[proposal.task_id], config)
-        if attempt < config.repairs:
-            waiting = [proposal for proposal in waiting if await _mend(proposal, world, rng)]
-        if not waiting or attempt == config.repairs:
+            if proposal.reason != UNUSABLE:
+                _judge(proposal, found.get(proposal.task_id), config)
+        if attempt == config.repairs:
             return
+        waiting = [proposal for proposal in waiting if await _mend(proposal, world, rng)]
+
+
+def _written(proposal: Proposal, folder: Path) -> TaskRef | None:
+    """Writes a draft, and reads it as any task is read; None, with the reason told, where it is none."""
+    assert not isinstance(proposal.draft, Wish), "an answer has taken its place"
+    proposal.path = folder / proposal.task_id
+    try:
+        proposal.draft.write(proposal.path, round_=proposal.round)
+        ref = load_task(proposal.path).ref
+    except (TaskError, OSError, ValueError) as error:
+        if no_space(error) is not None:
+            raise
+        proposal.reason = UNUSABLE
+        proposal.detail = "; ".join(error.problems) if isinstance(error, TaskError) else str(error)
+        return None
+    proposal.reason = ""
+    return ref
 
 
 async def _mend(proposal: Proposal, world: World, rng: random.Random) -> bool:
     """Whether a rejected proposal has another draft now."""
     draft: Draft | Written | None = None
-    if isinstance(proposal.draft, Written) and proposal.reason and world.proposer is not None:
+    told = proposal.reason not in ("", FAULT)
+    if isinstance(proposal.draft, Written) and told and world.proposer is not None:
         try:
             draft = await world.proposer.repair(proposal.draft, f"{proposal.reason}: {proposal.detail}")
-        except (BadAnswer, Unanswered) as error:
+        except BadAnswer as error:
             log.warning("%s is not repaired: %s", proposal.task_id, error)
     elif isinstance(proposal.draft, Draft) and proposal.reason in REPAIRABLE:
         draft = repair(proposal.draft, proposal.detail, rng)
@@ -300,10 +335,14 @@ async def _mend(proposal: Proposal, world: World, rng: random.Random) -> bool:
     return True
 
 
-def _judge(proposal: Proposal, found: Measured, config: SynthesisConfig) -> None:
+def _judge(proposal: Proposal, found: Measured | None, config: SynthesisConfig) -> None:
     """What the gates say, and what was asked of the draft beyond them."""
-    result, draft = found.result, proposal.draft
+    draft = proposal.draft
     assert not isinstance(draft, Wish), "an answer has taken its place"
+    if found is None:
+        proposal.reason, proposal.detail = FAULT, "its boxes failed, more than once"
+        return
+    result = found.result
     proposal.reason, proposal.detail, proposal.ref = "", "", found.ref
     if result.rejection is not None:
         proposal.reason, proposal.detail = str(result.rejection), result.detail
@@ -317,7 +356,10 @@ def _judge(proposal: Proposal, found: Measured, config: SynthesisConfig) -> None
 
 
 async def _gates(pool: Pool, scratch: Path, world: World) -> dict[str, Measured]:
-    """What the gates say of every task of a pool, by its id, from the journal where they have said it."""
+    """What the gates say of the tasks of a pool, by id, from the journal where they have said it.
+
+    A task whose boxes failed is left out, as everywhere; where all did, it is not the tasks'.
+    """
     verdict = await audit(
         pool,
         world.backend,
@@ -326,15 +368,14 @@ async def _gates(pool: Pool, scratch: Path, world: World) -> dict[str, Measured]
         journal=scratch / JOURNAL,
         concurrency=world.concurrency,
     )
-    if verdict.faults:
+    if len(verdict.faults) == len(pool):
         told = "; ".join(f"{task}: {fault}" for task, fault in list(verdict.faults.items())[:3])
-        count = f"{len(verdict.faults)} of {len(pool)}"
-        raise InfraFault(FaultCause.SANDBOX, f"{count} tasks have no verdict, a later run asks again: {told}")
-    results = [(ref, verdict.results[ref.task_id]) for ref in pool.refs]
+        raise InfraFault(FaultCause.SANDBOX, f"none of {len(pool)} tasks has a verdict, a later run asks again: {told}")
+    results = [(ref, verdict.results[ref.task_id]) for ref in pool.refs if ref.task_id in verdict.results]
     return {ref.task_id: Measured(with_assertions(ref, result), result) for ref, result in results}
 
 
-async def _keep(proposal: Proposal, folder: Path, world: World) -> Source:
+def _keep(proposal: Proposal, folder: Path) -> TaskRef:
     """Puts an accepted task into the grown pool."""
     target = folder / proposal.task_id
     if not target.exists() or directory_digest(target) != proposal.ref.digest:
@@ -343,11 +384,28 @@ async def _keep(proposal: Proposal, folder: Path, world: World) -> Source:
         shutil.copytree(proposal.path, arriving, symlinks=True)
         shutil.rmtree(target, ignore_errors=True)
         arriving.rename(target)
-    ref, first = replace(proposal.ref, pool_id=folder.name), proposal.draft.first
-    if isinstance(proposal.draft, Draft):
-        left = {path: lines for path, lines in first.artifacts.items() if path not in first.own}
-        return read_source(target, ref, Seen(left, first.taken) if first.extends else None)
-    return await _read(target, ref, world, folder / STATE)
+    return replace(proposal.ref, pool_id=folder.name)
+
+
+def _remove_others(number: int, kept: Sequence[TaskRef], folder: Path) -> None:
+    """Removes tasks of a round that an attempt before had accepted, where boxes failed then and do not now."""
+    names = {ref.task_id for ref in kept}
+    for path in folder.glob(f"grown-{number}-*"):
+        if path.name not in names:
+            shutil.rmtree(path)
+
+
+async def _parent(proposal: Proposal, ref: TaskRef, folder: Path, world: World) -> Source | None:
+    """An accepted task as the next round goes on from it; None where nothing can be added to it."""
+    path, first = folder / proposal.task_id, proposal.draft.first
+    try:
+        if isinstance(proposal.draft, Draft):
+            left = {name: lines for name, lines in first.artifacts.items() if name not in first.own}
+            return read_source(path, ref, Seen(left, first.taken) if first.extends else None)
+        return await _read(path, ref, world, folder / STATE)
+    except TaskError as error:
+        log.warning("no round goes on from it: %s", error)
+        return None
 
 
 async def _read(path: Path, ref: TaskRef, world: World, scratch: Path) -> Source:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from datetime import UTC
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,14 @@ def test_a_task_that_is_not_ours_to_the_last_byte_is_refused(task_folder: Path, 
 
 
 VALUES = st.recursive(
-    st.text() | st.integers(-(2**62), 2**62) | st.booleans() | st.floats(allow_nan=False, allow_infinity=False),
+    st.text()
+    | st.integers(-(2**62), 2**62)
+    | st.booleans()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.dates()
+    | st.times()
+    | st.datetimes()
+    | st.datetimes(timezones=st.just(UTC)),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=12,
 )

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from components.artifacts import LocalStore
-from components.config import PoolConfig, SynthesisConfig
+from components.config import EndpointConfig, PoolConfig, SynthesisConfig
+from components.curation import Endpoint
 from components.curation.quality.answer import BadAnswer
+from components.errors import ServiceError
 from components.pool import Pool, load_task
 from components.pool.directory import verifier_script
 from components.sandbox import SandboxBackend
-from components.synthesis import RoundReport, World, open_proposer, open_run, rounds, synthesize
+from components.synthesis import Proposer, RoundReport, World, open_proposer, open_run, rounds, synthesize
 from components.synthesis.model import Wish, read_proposal
 from components.synthesis.source import Source
 from tests.curation.scripted_judge import ScriptedJudge
@@ -28,12 +30,14 @@ GOOD: dict[str, Any] = {
 }
 
 
-def wish() -> Wish:
-    return Wish(None, "pipeline", 7)  # type: ignore[arg-type]
+@pytest.fixture
+def wish(tmp_path: Path) -> Wish:
+    (source,) = roots(tmp_path / "pool", 1)
+    return Wish(source, "pipeline", 7)
 
 
-def test_a_whole_proposal_is_taken_word_for_word() -> None:
-    written = read_proposal(json.dumps(GOOD), wish())
+def test_a_whole_proposal_is_taken_word_for_word(wish: Wish) -> None:
+    written = read_proposal(json.dumps(GOOD), wish)
     assert written.files["solution/solve.sh"] == "echo a > b\n"
     assert set(written.files) == {"solution/solve.sh", "instruction.md", "tests/test.sh", "environment/files/in"}
     assert (written.declared, written.turns, written.words, written.operator) == (("x:kept",), 1, 4, "model-pipeline")
@@ -59,16 +63,40 @@ def files(*paths: object, content: object = "x") -> dict[str, Any]:
         (files(3), "must be a plain one"),
         (files("tests/a", "tests/a"), "named once"),
         (files("environment/a"), "changes no test"),
+        (files("tests/a", "tests/a/b"), "no file can be at tests/a/b"),
+        (files("tests/test.sh/b"), "no file can be at tests/test.sh/b"),
+        (files("tests/a", "environment/files"), "no file can be at environment/files"),
+        (files(f"tests/{'a' * 300}"), "no file can be at"),
         (files("tests/a", content="x" * 300_000), "more than 262144"),
         (files("tests/a", content="\ud800"), "no Unicode"),
         ({"pass_to_pass": [1]}, "list of names"),
     ],
 )
-def test_anything_else_is_a_bad_answer(change: dict[str, Any], told: str) -> None:
+def test_anything_else_is_a_bad_answer(wish: Wish, change: dict[str, Any], told: str) -> None:
     with pytest.raises(BadAnswer, match=told):
-        read_proposal(json.dumps(GOOD | change), wish())
+        read_proposal(json.dumps(GOOD | change), wish)
     with pytest.raises(BadAnswer):
-        read_proposal(f"Here it is: {json.dumps(GOOD)}", wish())
+        read_proposal(f"Here it is: {json.dumps(GOOD)}", wish)
+
+
+def test_what_no_task_can_have_costs_its_proposal_and_no_other(wish: Wish, tmp_path: Path) -> None:
+    text = json.dumps(GOOD | files("tests/test.sh", "environment/docker-compose.yaml"))
+    proposal = rounds.Proposal("grown-1-00000", 1, read_proposal(text, wish))
+    assert rounds._written(proposal, tmp_path / "drafts") is None
+    assert (proposal.reason, "compose" in proposal.detail) == ("unusable", True)
+
+
+@pytest.mark.parametrize(
+    ("status", "raised"), [(503, ServiceError), (400, BadAnswer)], ids=["an endpoint that is away", "a refusal"]
+)
+async def test_only_what_would_be_answered_alike_again_is_a_rejection(
+    wish: Wish, tmp_path: Path, status: int, raised: type[Exception]
+) -> None:
+    with ScriptedJudge(lambda user, before: (status, "no")) as model:
+        config = EndpointConfig.model_validate({**model.settings(), "api_key_env": None})
+        async with Endpoint(config, retry_s=0.001) as endpoint:
+            with pytest.raises(raised, match=str(status)):
+                await Proposer(endpoint, LocalStore(tmp_path / "answers"), attempts=2).propose(wish)
 
 
 def proposal(source: Source, command: str, declared: list[str] | None = None, *, asserts: bool = True) -> str:
@@ -93,6 +121,7 @@ async def grow(pool: Pool, folder: Path, backend: SandboxBackend, config: Synthe
         return await synthesize(run, folder, world, config, seed=1)
 
 
+@pytest.mark.nightly
 async def test_a_scripted_model_is_asked_mended_by_the_log_and_paid_for_once(
     backend: SandboxBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,7 @@ async def test_rounds_make_longer_tasks_and_an_interrupted_run_ends_in_the_same_
     source, folder = root_pool(tmp_path / "pool", 12).folder, tmp_path / "grown"
     before = sorted(path.stat().st_mtime_ns for path in source.rglob("*"))
     broken = Counting(backend, fails_from=6)
-    with pytest.raises(InfraFault, match="have no verdict, a later run asks again"):
+    with pytest.raises(InfraFault, match="has a verdict, a later run asks again"):
         await grow(source, folder, broken)
     assert set(digests(folder)) == {"grown-1-00000", "grown-1-00001", "grown-1-00002", "grown-1-00003"}
     going_on = Counting(backend)
