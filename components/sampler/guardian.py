@@ -3,7 +3,8 @@
 SGLang starts processes of its own and watches nobody. The guardian ties them to the process that asked for them.
 
 Invariant: when stdin closes, the parent dies or a SIGTERM comes, the command and all of its process group end within
-`--grace-s`. Should the guardian itself be killed, the kernel kills the command, whose children watch it.
+`--grace-s`. Should the guardian itself be killed, the kernel kills the command, whose children watch it. The guardian
+ends as the command did, by a signal too.
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ def main() -> int:
     parser.add_argument("--grace-s", type=float, required=True, help="between SIGTERM and SIGKILL")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
-    return asyncio.run(_guard(args.command, args.parent, args.grace_s))
+    code = asyncio.run(_guard(args.command, args.parent, args.grace_s))
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
 
 
 async def _guard(command: list[str], parent: int, grace_s: float) -> int:

@@ -16,25 +16,18 @@ from typing import Any
 import psutil
 import pytest
 
-from components.config import SamplerConfig, SGLangConfig
+from components.config import SamplerConfig
 from components.errors import ServiceError
 from components.sampler import SamplerServer, launch_sampler
+from tests.sampler import fake
 from tests.sampler.conftest import CONTEXT
+from tests.sampler.fake import ended
 
 CONFIG = SamplerConfig(slots=2, context_tokens=CONTEXT)
 
 
 def launch(folder: Path, tmp_path: Path, config: SamplerConfig = CONFIG, port: int = 0) -> SamplerServer:
     return launch_sampler(config, folder, seed=0, routing=True, log_path=tmp_path / "logs" / "sampler.log", port=port)
-
-
-def ended(pid: int, within_s: float) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def test_a_missing_folder_and_an_occupied_port_are_named(model_folder: Path, tmp_path: Path) -> None:
@@ -105,42 +98,15 @@ def test_a_killed_parent_takes_the_server_with_it(model_folder: Path, tmp_path: 
         parent.stdout.close()
 
 
-FAKE_SGLANG = """
-import http.server, json, os, subprocess, sys
-folder = os.environ["FAKE_FOLDER"]
-child = subprocess.Popen(["sleep", "60"])
-with open(folder + "/started.json", "w") as file:
-    json.dump({"arguments": sys.argv[1:], "pids": [os.getpid(), child.pid]}, file)
-if os.environ.get("FAKE_END"):
-    sys.exit("no such model, says the server")
-class Health(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-port = int(sys.argv[sys.argv.index("--port") + 1])
-http.server.HTTPServer(("127.0.0.1", port), Health).serve_forever()
-"""
-
-
 def launch_fake(tmp_path: Path, **environment: str) -> SamplerServer:
-    """SGLang, as far as launching goes: a program that starts another and answers /health."""
-    (tmp_path / "fake.py").write_text(FAKE_SGLANG)
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/fake.py "$@"\n')
-    python.chmod(0o755)
-    settings = SGLangConfig(
-        python=str(python),
-        tp=2,
-        arguments=("--log-level", "info"),
-        environment={"FAKE_FOLDER": str(tmp_path), **environment},
-    )
+    settings = fake.settings(tmp_path, tp=2, **environment)
     config = SamplerConfig(engine="sglang", sglang=settings, context_tokens=512, start_timeout_s=30)
     log = tmp_path / "logs" / "sglang.log"
     return launch_sampler(config, Path("/models/m"), seed=3, routing=True, log_path=log, weight_version=7)
 
 
 def started(tmp_path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((tmp_path / "started.json").read_text())
+    (found,) = fake.started(tmp_path)
     return found
 
 
@@ -180,3 +146,16 @@ def test_a_killed_guardian_takes_sglang_with_it(tmp_path: Path) -> None:
         time.sleep(0.01)
     os.kill(child, signal.SIGKILL)  # SGLang's own children watch it; this one does not
     server.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_how_sglang_was_killed_is_how_its_guardian_ends(tmp_path: Path, number: signal.Signals) -> None:
+    with launch_fake(tmp_path) as server:
+        main, child = started(tmp_path)["pids"]
+        os.kill(main, number)
+        deadline = time.monotonic() + 10.0
+        while server.alive:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert server.exit_code == -number
+        assert ended(child, within_s=2.0)
