@@ -102,6 +102,8 @@ class RoundReport:
         return {
             "round": self.round,
             **self.metrics(),
+            "proposed": len(self.fates),
+            "accepted": self.accepted,
             "accepted_share": round(self.share, 3),
             "repaired": sum(bool(fate.repairs) and not fate.reason for fate in self.fates),
             "families": dict(sorted(kinds.items())),
