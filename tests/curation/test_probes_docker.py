@@ -22,7 +22,7 @@ async def test_every_defect_is_named_on_an_engine_as_in_namespaces(tmp_path: Pat
     mixed.animal(tmp_path / "pool" / "honest", "honest")
     with dockerd.engine() as engine:
         dockerd.import_base(engine, BASE)
-        config = engine.config(BASE, memory_mb=128, disk_mb=64, pids=64)
+        config = engine.config(BASE)
         backend = await open_backend(config, tmp_path / "boxes")
         try:
             verdict = await audit(
