@@ -9,6 +9,7 @@ import pytest
 
 from components.artifacts import LocalStore
 from components.config import load
+from components.jobs.curate import stage as curate
 from components.jobs.job import Job
 from components.jobs.synthesize import stage
 from components.pool import Pool, Split
@@ -37,6 +38,27 @@ def test_a_pool_is_grown_into_the_store_and_a_later_attempt_ends_in_the_same(tmp
     assert record["metrics"]["synthesis/accepted"] == 3
     assert stage(synthesis(store, folder, "synthesis={rounds: 1, tasks: 3}")) == result
     assert synthesis(store, folder).record("synthesize", 0) == record
+
+
+@pytest.mark.nightly
+def test_what_was_grown_comes_in_through_an_import_with_its_lineage(tmp_path: Path) -> None:
+    store, folder = LocalStore(tmp_path / "store"), tmp_path / "job"
+    folder.mkdir()
+    root_pool(tmp_path / "pool" / "train", 12)
+    store.put_tree("curated", tmp_path / "pool")
+    made = stage(synthesis(store, folder, "synthesis={rounds: 2, tasks: 6}"))
+    heldout = write(tmp_path / "heldout", Split.HELDOUT, 7)
+    sources = f"train: [{store.address(made['grown'])}], heldout: [{heldout}]"
+    bounds = "jaccard: 1, near_duplicate: null, probes: null"
+    config = load(MINIATURE, [*SMALL, f"pool.imported={{{sources}, {bounds}}}", "ppo.critic.warmup=null"])
+    (tmp_path / "curate").mkdir()
+    result = curate(Job("curate", "c", 1, config, {}, store, tmp_path / "curate"))
+    before = {ref.task_id: ref for ref in Pool(store.tree(made["grown"])).refs}
+    after = {ref.task_id: ref for ref in Pool(store.tree(result["pool"]) / "train").refs}
+    assert len(after) >= 8
+    for task, ref in after.items():
+        for name in ("digest", "lineage", "parents", "operator", "round", "fail_to_pass", "pass_to_pass"):
+            assert getattr(ref, name) == getattr(before[task], name)
 
 
 @pytest.mark.nightly

@@ -57,6 +57,17 @@ def test_what_is_cut_is_counted_by_class_and_shows_as_a_gap_of_its_share():
     assert metrics["rollout/cancelled_turns_mean"] == 8.5
 
 
+def test_tasks_of_every_depth_of_lineage_are_a_class():
+    ledger = Ledger(0)
+    for number, lineage in enumerate([(), ("root",), ("root", "child"), ("root", "child")]):
+        task = TaskRef("pool", f"task-{number}", "d", "files", lineage)
+        ledger.launch(f"t{number}", task, 1, origin=Origin.DRAWN)
+        ledger.end(f"t{number}", Outcome.CANCELLED if number == 3 else Outcome.ADMITTED)
+    metrics = ledger.metrics()
+    assert [metrics[f"rollout/cancelled_by/lineage_depth.{depth}"] for depth in range(3)] == [0, 0, 1]
+    assert metrics["rollout/share_gap/lineage_depth.2"] == pytest.approx(1 / 3 - 1 / 2)
+
+
 def test_a_task_that_faults_and_is_tried_again_was_submitted_once():
     ledger = Ledger(0)
     ledger.launch("t1", ref("a", difficulty="hard"), 1, origin=Origin.DRAWN)
