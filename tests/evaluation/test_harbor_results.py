@@ -56,6 +56,7 @@ def test_assertions_beside_harbors_reward_are_read(tmp_path: Path) -> None:
         ("AgentTimeoutError", {"reward": 0.0}, (StopReason.AGENT_TIMEOUT, False)),
         ("AgentTimeoutError", None, FaultCause.VERIFIER_BOOTSTRAP),
         ("ContextLengthExceededError", {"reward": 0.0}, (StopReason.TOKEN_LIMIT, False)),
+        ("ContextLengthExceededError", None, (StopReason.TOKEN_LIMIT, False)),
         ("VerifierTimeoutError", None, FaultCause.VERIFIER_TIMEOUT),
         ("RewardFileNotFoundError", None, FaultCause.VERIFIER_BOOTSTRAP),
         ("APIConnectionError", {"reward": 0.0}, FaultCause.SAMPLER),

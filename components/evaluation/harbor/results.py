@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import FaultCause, InfraFault
-from components.outcomes import HarborEnded, VerifierEnded, harbor_end_of, verdict_of
+from components.outcomes import HARBOR_UNVERIFIED, HarborEnded, VerifierEnded, harbor_end_of, verdict_of
 from components.records import TaskRef, Trial, VerifierReport
 from components.reward import ASSERTION_FILES, read_files
 
@@ -77,6 +77,8 @@ class HarborTrial:
         return Trial(trial_id, task, (), stop, report, fault, dict(self.seconds), self._facts())
 
     def _verdict(self, verifier_timeout_s: float) -> VerifierReport | InfraFault:
+        if self.rewards is None and self.exception in HARBOR_UNVERIFIED:
+            return VerifierReport({}, False, "harbor", f"{self.exception}: Harbor verifies no trial that ends so")
         files = dict(self.files)
         if self.rewards is not None:
             files["reward.json"] = json.dumps(dict(self.rewards)).encode()
