@@ -74,8 +74,8 @@ HARBOR_STOPS = {
 }
 """Errors by which Harbor says that the policy ended its side."""
 HARBOR_UNVERIFIED = frozenset(HARBOR_STOPS) - {"AgentTimeoutError"}
-"""Of these, the ones after which Harbor 0.25 runs no verifier, and takes the task for not resolved. So do we, and say it:
-to leave such a trial out as a fault would take a policy's own overflows from its denominator."""
+"""Of these, the ones after which Harbor 0.25 runs no verifier, and takes the task for not resolved. So do we, and say
+it: to leave such a trial out as a fault would take a policy's own overflows from its denominator."""
 HARBOR_VERIFIER = frozenset(
     {"VerifierTimeoutError", "RewardFileNotFoundError", "RewardFileEmptyError", "VerifierOutputParseError"}
 )
