@@ -1,6 +1,6 @@
 """Curation: which tasks enter the pool, and the evidence for it."""
 
-from components.curation.audit import Audit, admit, audit, with_assertions
+from components.curation.audit import FAULT, Audit, admit, audit, with_assertions
 from components.curation.contamination import Benchmark, contaminations
 from components.curation.endpoint import Endpoint
 from components.curation.gates import Evidence, gate, judge
@@ -10,6 +10,7 @@ from components.curation.selection import Candidate, assertion_statistics, compo
 
 __all__ = [
     "CONTAMINATED",
+    "FAULT",
     "Audit",
     "Benchmark",
     "Candidate",

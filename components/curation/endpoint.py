@@ -1,8 +1,8 @@
 """A model behind an endpoint that speaks OpenAI's chat completions: one question, one answer, with its cost.
 
 Invariants: the key comes from the environment, stands in no configuration, and in no message or log, also when the
-endpoint repeats it; every wait is bounded; an endpoint that answers nothing at all stops whoever asks it, instead of
-being asked about every task of a pool.
+endpoint repeats it; every wait is bounded; only a completion is an answer, whatever the status says; an endpoint that
+answers nothing at all stops whoever asks it, instead of being asked about every task of a pool.
 """
 
 from __future__ import annotations
@@ -140,12 +140,13 @@ class Endpoint:
         wait_s = self._retry_s
         for number in range(1, TRIES + 1):
             status, text, after = await self._send(body)
-            if status == 200:
-                return _answer(text)
-            told = f"{f'HTTP {status}: ' if status else ''}{self._shown(text)}"
+            if status == 200 and (answer := _answer(text)) is not None:
+                return answer
+            said = "HTTP 200 without a completion: " if status == 200 else f"HTTP {status}: " if status else ""
+            told = f"{said}{self._shown(text)}"
             if status in _NOT_OURS:
                 raise ConfigError([f"{self.config.base_url} refuses every request: {told}"], "endpoint")
-            if status is not None and status < 500 and status not in _BUSY:
+            if status is not None and status != 200 and status < 500 and status not in _BUSY:
                 raise Declined(f"the endpoint refuses the request: {told}")
             if number < TRIES:
                 log.warning("endpoint: %s; try %d of %d", told, number, TRIES)
@@ -186,8 +187,11 @@ def _seconds(headers: Mapping[str, str]) -> float:
         return 0.0
 
 
-def _answer(text: str) -> Answer:
-    """A completion; one without content is an empty text, which no reader takes for an answer."""
+def _answer(text: str) -> Answer | None:
+    """A completion; one without content is an empty text, which no reader takes for an answer.
+
+    None where there is no message: a gateway's error, or a proxy's page, with the status of an answer.
+    """
     try:
         document = json.loads(text)
         choice = document["choices"][0]
@@ -195,7 +199,7 @@ def _answer(text: str) -> Answer:
         finish = choice.get("finish_reason")
         usage = document.get("usage")
     except (ValueError, LookupError, TypeError, AttributeError):
-        return Answer("", None, None, None)
+        return None
     usage = usage if isinstance(usage, dict) else {}
     return Answer(
         content if isinstance(content, str) else "",

@@ -25,7 +25,8 @@ def stage(job: Job) -> dict[str, Any]:
     folder = job.folder / "pool"
     verdict = Verdicts()
     pools = gather(job, folder, parts(job.config), verdict)
-    pools = {name: admit(pool, gated(job, pool, name, verdict)) for name, pool in pools.items()}
+    found = gated(job, pools, verdict)
+    pools = {name: admit(pool, found[name]) for name, pool in pools.items()}
     if job.config.pool.imported is not None:
         pools = _chosen(job, folder, pools)
     key = job.key("pool")

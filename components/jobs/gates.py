@@ -11,10 +11,13 @@ from components.pool import Pool
 
 
 def stage(job: Job) -> dict[str, Any]:
-    """Result: {"gates", "accepted", "rejected", "faults", "rejections"}; `gates` holds every task's evidence."""
+    """Result: {"gates", "accepted", "rejected", "faults", "rejections"}; `gates` holds every task's evidence.
+
+    There is none while the infrastructure keeps tasks from having evidence. `faults` are those that tasks bring about.
+    """
     folder = job.store.tree(job.inputs["candidates"])
     verdict = Verdicts()
-    found = {name: gated(job, Pool(folder / name), name, verdict) for name in ("heldout", "train")}
+    found = gated(job, {name: Pool(folder / name) for name in ("heldout", "train")}, verdict)
     if none := [name for name, gates in found.items() if not gates.accepted]:
         reasons = [f"{each['task']}: {each['reason']}: {each['detail']}" for each in verdict.rejections[:10]]
         raise TaskError("pool", [f"no task of {', '.join(none)} was accepted", *reasons])

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from components.config import CampaignConfig
-from components.curation import Audit, Benchmark, GateResult, audit, screen
-from components.errors import TaskError
+from components.curation import FAULT, Audit, Benchmark, GateResult, audit, screen
+from components.errors import InfraFault, TaskError
 from components.jobs.job import Job, log
 from components.pool import LeftOut, Pool, Split, build_pool, import_tasks, index_folder
 from components.sandbox import open_backend
@@ -33,6 +33,7 @@ class Verdicts:
     def add(self, audit: Audit) -> None:
         self.totals.update(audit.summary())
         self.leave_out(LeftOut(each.task_id, str(each.rejection), each.detail) for each in audit.rejected)
+        self.leave_out(LeftOut(task, FAULT, why) for task, why in audit.faults.items())
         self.flags += [
             {"task": each.task_id, "kind": flag.kind, "detail": flag.detail}
             for each in audit.accepted
@@ -46,7 +47,7 @@ class Verdicts:
         """The counts, reasons and flags of a job's result."""
         return {
             "accepted": self.totals["accepted"],
-            "rejected": len(self.rejections),
+            "rejected": len(self.rejections) - self.totals["faults"],
             "faults": self.totals["faults"],
             "rejections": self.rejections,
             "flags": self.flags,
@@ -92,12 +93,26 @@ def benchmarks_of(folders: Iterable[str]) -> list[Benchmark]:
     return [Benchmark(Path(folder)) for folder in folders]
 
 
-def gated(job: Job, pool: Pool, name: str, verdict: Verdicts) -> Audit:
-    """What the gates say of every task of `pool`."""
-    log.info("%s: gates begin", name)
-    found = asyncio.run(_gates(job, pool, name))
-    verdict.add(found)
-    log.info("%s: %d accepted, %d rejected", name, len(found.accepted), len(found.rejected))
+def gated(job: Job, pools: Mapping[str, Pool], verdict: Verdicts) -> dict[str, Audit]:
+    """What the gates say of every task of each part.
+
+    Raises:
+        InfraFault: tasks of some parts have no result; all others have theirs in the job's folder, for the next try.
+    """
+    found: dict[str, Audit] = {}
+    faults: dict[str, InfraFault] = {}
+    for name, pool in pools.items():
+        log.info("%s: gates begin", name)
+        try:
+            found[name] = asyncio.run(_gates(job, pool, name))
+        except InfraFault as fault:
+            faults[name] = fault
+            continue
+        verdict.add(found[name])
+        log.info("%s: %d accepted, %d rejected", name, len(found[name].accepted), len(found[name].rejected))
+    if faults:
+        told = "; ".join(f"{name}: {fault.detail}" for name, fault in faults.items())
+        raise InfraFault(next(iter(faults.values())).cause, told)
     return found
 
 

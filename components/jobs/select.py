@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from components.curation import (
+    FAULT,
     Candidate,
     GateResult,
     assertion_statistics,
@@ -21,9 +22,6 @@ from components.jobs.gathering import digest, parts, require_enough
 from components.jobs.job import Job, log, main
 from components.jobs.judging import accepted, assessments_of, audit_config, measured, repaired
 from components.pool import LeftOut, Pool, Task, choose, write_index
-
-FAULT = "fault"
-"""The reason of a task that the infrastructure kept from being run."""
 
 
 def stage(job: Job) -> dict[str, Any]:

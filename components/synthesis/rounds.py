@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from components.config import PoolConfig, SandboxConfig, SynthesisConfig
-from components.curation import GateResult, Rejection, audit, with_assertions
+from components.curation import FAULT, GateResult, Rejection, audit, with_assertions
 from components.curation.quality.answer import BadAnswer
-from components.errors import FaultCause, InfraFault, TaskError, no_space
-from components.pool import Pool, directory_digest, load_task, write_index
+from components.errors import TaskError, no_space
+from components.pool import Pool, Task, directory_digest, load_task, write_index
 from components.records import TaskRef
 from components.sandbox import SandboxBackend
 from components.synthesis.draft import Draft
@@ -40,7 +40,7 @@ JOURNAL, SEEN = "gates.jsonl", "seen"
 REPAIRABLE = frozenset({Rejection.ORACLE_FAILS, Rejection.FLAKY})
 """Verdicts of a solution that did not make what is asserted: what they say may help."""
 GUARDS, SHORT, UNANSWERED = "undeclared_guards", "too_little_more", "no_proposal"
-UNUSABLE, FAULT = "unusable", "fault"
+UNUSABLE = "unusable"
 """Why a task that the gates admit is not accepted: it says of more assertions than it declares that they hold
 untouched; it is not longer than its parent by as much as is asked; a model gave no proposal that can be read."""
 
@@ -127,7 +127,7 @@ async def synthesize(
 
     Raises:
         TaskError: nothing in the pool can be gone on from, or a round accepted nothing.
-        InfraFault: no task has a verdict. ServiceError: the model is away. The same call goes on from there.
+        InfraFault: some tasks have no verdict. ServiceError: the model is away. The same call goes on from there.
     """
     scratch = folder / STATE
     roots = await _roots(pool, scratch, world)
@@ -162,7 +162,8 @@ async def _roots(pool: Pool, scratch: Path, world: World) -> list[Source]:
     refs = {ref.task_id: ref for ref in pool.refs}
     if not all(ref.fail_to_pass for ref in pool.refs):
         found = await _gates(pool, scratch, world)
-        refs = {task: each.ref for task, each in found.items() if each.result.rejection is None}
+        measured = {task: each for task, each in found.items() if isinstance(each, Measured)}
+        refs = {task: each.ref for task, each in measured.items() if each.result.rejection is None}
     room = asyncio.Semaphore(world.concurrency)
 
     async def read(ref: TaskRef) -> Source | None:
@@ -292,10 +293,11 @@ async def _validate(
     for attempt in range(config.repairs + 1):
         folder = place / f"attempt-{attempt}"
         refs = [ref for proposal in waiting if (ref := _written(proposal, folder)) is not None]
-        found = await _gates(write_index(folder, refs), place.parents[1], world) if refs else {}
+        sound = load_task(waiting[0].draft.first.path) if waiting else None
+        found = await _gates(write_index(folder, refs), place.parents[1], world, sound) if refs else {}
         for proposal in waiting:
             if proposal.reason != UNUSABLE:
-                _judge(proposal, found.get(proposal.task_id), config)
+                _judge(proposal, found[proposal.task_id], config)
         if attempt == config.repairs:
             return
         waiting = [proposal for proposal in waiting if await _mend(proposal, world, rng)]
@@ -335,12 +337,12 @@ async def _mend(proposal: Proposal, world: World, rng: random.Random) -> bool:
     return True
 
 
-def _judge(proposal: Proposal, found: Measured | None, config: SynthesisConfig) -> None:
+def _judge(proposal: Proposal, found: Measured | str, config: SynthesisConfig) -> None:
     """What the gates say, and what was asked of the draft beyond them."""
     draft = proposal.draft
     assert not isinstance(draft, Wish), "an answer has taken its place"
-    if found is None:
-        proposal.reason, proposal.detail = FAULT, "its boxes failed, more than once"
+    if isinstance(found, str):
+        proposal.reason, proposal.detail = FAULT, found
         return
     result = found.result
     proposal.reason, proposal.detail, proposal.ref = "", "", found.ref
@@ -355,10 +357,12 @@ def _judge(proposal: Proposal, found: Measured | None, config: SynthesisConfig) 
         proposal.reason, proposal.detail = SHORT, f"{more} assertions more than its parent, not {config.min_assertions}"
 
 
-async def _gates(pool: Pool, scratch: Path, world: World) -> dict[str, Measured]:
-    """What the gates say of the tasks of a pool, by id, from the journal where they have said it.
+async def _gates(pool: Pool, scratch: Path, world: World, sound: Task | None = None) -> dict[str, Measured | str]:
+    """What the gates say of every task of a pool, by its id, from the journal where they have said it; of one that
+    keeps them from saying anything, by which fault.
 
-    A task whose boxes failed is left out, as everywhere; where all did, it is not the tasks'.
+    Raises:
+        InfraFault: as `audit`.
     """
     verdict = await audit(
         pool,
@@ -367,12 +371,11 @@ async def _gates(pool: Pool, scratch: Path, world: World) -> dict[str, Measured]
         sandbox=world.sandbox,
         journal=scratch / JOURNAL,
         concurrency=world.concurrency,
+        sound=sound,
     )
-    if len(verdict.faults) == len(pool):
-        told = "; ".join(f"{task}: {fault}" for task, fault in list(verdict.faults.items())[:3])
-        raise InfraFault(FaultCause.SANDBOX, f"none of {len(pool)} tasks has a verdict, a later run asks again: {told}")
-    results = [(ref, verdict.results[ref.task_id]) for ref in pool.refs if ref.task_id in verdict.results]
-    return {ref.task_id: Measured(with_assertions(ref, result), result) for ref, result in results}
+    refs = {ref.task_id: ref for ref in pool.refs}
+    measured = {task: Measured(with_assertions(refs[task], result), result) for task, result in verdict.results.items()}
+    return {**measured, **verdict.faults}
 
 
 def _keep(proposal: Proposal, folder: Path) -> TaskRef:

@@ -1,18 +1,25 @@
 """The gates over real pools in real boxes."""
 
 import json
+import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from components.config import PoolConfig
 from components.curation import Audit, GateResult, Rejection, admit, audit
+from components.curation.audit import ATTEMPTS, RUNS
 from components.errors import FaultCause, InfraFault, TaskError
-from components.pool import Pool, index_folder
+from components.outcomes import AGAINST_TASK
+from components.pool import Pool, Task, index_folder
 from components.sandbox import Sandbox, SandboxBackend, SandboxSpec
 from tests.curation.conftest import LIMITS, BuildPool
 
 CONFIG = PoolConfig()
+AUDIT = sys.modules[audit.__module__]
+NO_BACKEND = cast(SandboxBackend, None)
+"""For gates that need none."""
 
 
 async def run(pool: Pool, backend: SandboxBackend, journal: Path, config: PoolConfig = CONFIG, **kwargs) -> Audit:
@@ -141,10 +148,68 @@ async def test_a_fault_is_no_rejection_and_a_passing_one_is_retried(
 ) -> None:
     verdict = await run(pool, Counting(backend, faults=1), tmp_path / "once.jsonl")
     assert (len(verdict.accepted), verdict.faults) == (len(pool), {})
-    verdict = await run(pool, Counting(backend, faults=10_000), tmp_path / "always.jsonl")
-    assert (verdict.accepted, verdict.rejected, len(verdict.faults)) == ([], [], len(pool))
-    assert "no space left" in next(iter(verdict.faults.values()))
-    assert (tmp_path / "always.jsonl").read_text() == ""
+    for _ in range(RUNS + 1):
+        with pytest.raises(InfraFault, match=r"6 of 6 tasks have no verdict.*no space left") as caught:
+            await run(pool, Counting(backend, faults=10_000), tmp_path / "always.jsonl")
+        assert caught.value.cause is FaultCause.SANDBOX
+    verdict = await run(pool, backend, tmp_path / "always.jsonl")
+    assert (len(verdict.accepted), verdict.faults) == (len(pool), {}), "once they passed, faults say nothing"
+
+
+class Gates:
+    """Gates that accept every task but those that bring about a fault, as often as told."""
+
+    def __init__(self, **faults: list[FaultCause]) -> None:
+        self.faults = faults
+        self.asked: list[str] = []
+
+    async def __call__(self, task: Task, *_: object) -> GateResult:
+        name = task.ref.task_id.removeprefix("train-0000")
+        self.asked.append(name)
+        if left := self.faults.get(f"t{name}"):
+            cause = left.pop()
+            if cause not in AGAINST_TASK:
+                raise InfraFault(cause, "the box is gone")
+            return GateResult(task.ref.task_id, task.ref.digest, Rejection.BUILD, "no registry")
+        return GateResult(task.ref.task_id, task.ref.digest, None, "", ("a",), ("a",))
+
+
+async def test_a_task_that_alone_brings_faults_about_is_left_out_and_holds_nobody_up_for_ever(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gates = Gates(t2=[FaultCause.SANDBOX] * 100)
+    monkeypatch.setattr(AUDIT, "gate", gates)
+    for _ in range(RUNS - 1):
+        with pytest.raises(InfraFault, match=r"1 of 6 tasks have no verdict.*train-00002: sandbox: the box is gone"):
+            await run(pool, NO_BACKEND, tmp_path / "gates.jsonl")
+    assert sorted(gates.asked) == ["0", "1", "2", "2", "2", "2", "3", "4", "5"], "a repeated run asks of it alone"
+    verdict = await run(pool, NO_BACKEND, tmp_path / "gates.jsonl")
+    assert verdict.faults == {"train-00002": "sandbox: the box is gone"}
+    assert len(verdict.accepted) == 5
+    assert gates.asked[-3:] == ["2", "2", "0"], "beside it a sound one was run"
+
+
+async def test_no_task_is_left_out_for_a_fault_that_a_sound_one_meets_too(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gates = Gates(t2=[FaultCause.SANDBOX] * 100)
+    monkeypatch.setattr(AUDIT, "gate", gates)
+    for turn in range(RUNS + 2):
+        gates.faults["t0"] = [FaultCause.SANDBOX] * (turn > 0)
+        with pytest.raises(InfraFault, match="1 of 6 tasks have no verdict"):
+            await run(pool, NO_BACKEND, tmp_path / "gates.jsonl")
+    gates.faults = {}
+    assert len((await run(pool, NO_BACKEND, tmp_path / "gates.jsonl")).accepted) == 6
+
+
+async def test_a_fault_that_speaks_against_a_task_is_its_rejection_only_when_it_is_met_again(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gates = Gates(t1=[FaultCause.IMAGE], t2=[FaultCause.IMAGE] * ATTEMPTS)
+    monkeypatch.setattr(AUDIT, "gate", gates)
+    verdict = await run(pool, NO_BACKEND, tmp_path / "gates.jsonl")
+    assert [(each.task_id, each.detail) for each in verdict.rejected] == [("train-00002", "no registry")]
+    assert (len(verdict.accepted), verdict.faults) == (5, {})
 
 
 async def test_a_pool_of_which_nothing_is_accepted_keeps_its_index(

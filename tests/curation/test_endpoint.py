@@ -86,10 +86,29 @@ async def test_a_missing_key_is_refused_and_an_endpoint_may_want_none() -> None:
         assert "Authorization" not in judge.headers[0]
 
 
-@pytest.mark.parametrize("body", ["", "<html>", "[]", "{}", '{"choices": []}', '{"choices": [{"message": null}]}'])
-async def test_an_answer_that_is_no_completion_is_an_empty_one(body: str) -> None:
+NO_COMPLETIONS = [
+    *("", "<html>", "[]", "{}", '{"error": {"message": "overloaded"}}'),
+    *('{"choices": null}', '{"choices": []}', '{"choices": [{"message": null}]}', '{"choices": [{"text": "yes"}]}'),
+]
+"""A proxy's page, and what gateways say with the status 200 where the model behind them failed: each of them was once
+taken for an empty answer, and kept."""
+
+
+@pytest.mark.parametrize("body", NO_COMPLETIONS)
+async def test_a_200_that_is_no_completion_is_asked_again_and_is_no_answer(body: str) -> None:
+    replies: list[str | Reply] = [(200, body), "yes"]
+    with ScriptedJudge(lambda _, before: replies[before]) as judge:
+        assert await ask(endpoint(judge)) == "yes"
     with ScriptedJudge(lambda *_: (200, body)) as judge:
+        with pytest.raises(Unanswered, match=f"no answer after {TRIES} tries: HTTP 200 without a completion"):
+            await ask(endpoint(judge))
+        assert len(judge.requests) == TRIES
+
+
+async def test_a_completion_without_content_is_an_empty_answer() -> None:
+    with ScriptedJudge(lambda *_: (200, '{"choices": [{"message": {"content": null}}]}')) as judge:
         assert await ask(endpoint(judge)) == ""
+        assert len(judge.requests) == 1
 
 
 async def test_nobody_there_is_no_answer() -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import shutil
+import sys
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
 from components.artifacts import LocalStore
 from components.config import PoolConfig, load
-from components.errors import TaskError
+from components.curation import GateResult, audit
+from components.errors import FaultCause, InfraFault, TaskError
+from components.jobs import aggregate, gates
 from components.jobs.curate import stage
 from components.jobs.job import Job
-from components.pool import Pool, Split, generate
+from components.pool import Pool, Split, Task, generate
 from components.pool.directory import write_task
 from tests.jobs.conftest import MINIATURE, SMALL
 
@@ -51,6 +56,42 @@ def test_imported_tasks_are_gated_and_the_rest_has_reasons(tmp_path: Path) -> No
     assert all(ref.fail_to_pass for pool in pools.values() for ref in pool.refs), "as the gates measured"
     counts = sorted(len(ref.fail_to_pass) for ref in pools["train"].refs)
     assert (result["assertions"]["tasks"], result["assertions"]["implied_scale"]) == (4, counts[-1])
+
+
+def test_a_fault_fails_the_stage_after_all_other_tasks_and_the_next_try_asks_of_what_has_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such tasks were once left out for good: the stage had a result, which no later run asked for again."""
+    for name, split in (("train", Split.TRAIN), ("heldout", Split.HELDOUT)):
+        write(tmp_path / name, split, 7)
+    faulty, asked = {"train-00002", "heldout-00003"}, list[str]()
+
+    async def gate(task: Task, *_: object) -> GateResult:
+        asked.append(task.ref.task_id)
+        if task.ref.task_id in faulty:
+            raise InfraFault(FaultCause.SANDBOX, "no box")
+        return GateResult(task.ref.task_id, task.ref.digest, None, "", ("a",), ("a",))
+
+    async def no_backend(*_: object) -> AsyncMock:
+        return AsyncMock()
+
+    monkeypatch.setattr(sys.modules[audit.__module__], "gate", gate)
+    monkeypatch.setattr("components.jobs.gathering.open_backend", no_backend)
+    made = job(tmp_path, "ppo.critic.warmup=null")
+    gathered = {"candidates": aggregate.stage(made)["candidates"]}
+    for name, begin in (("gates", gates.stage), ("curate", stage)):
+        attempt = replace(made, inputs=gathered, folder=tmp_path / name)
+        faulty.update(("train-00002", "heldout-00003"))
+        asked.clear()
+        for _ in range(2):
+            with pytest.raises(
+                InfraFault, match=r"heldout: 1 of 7 tasks have no verdict.*; train: 1 of \d+ tasks have"
+            ):
+                begin(attempt)
+        faulty.clear()
+        result = begin(attempt)
+        assert {"train-00002", "heldout-00003"} == {task for task in asked if asked.count(task) > 1}
+        assert (result["faults"], result["accepted"]) == (0, len(set(asked)))
 
 
 def test_a_pool_that_is_too_small_for_its_campaign_is_refused_with_numbers(tmp_path: Path) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
 from components.config import PoolConfig, SynthesisConfig
+from components.curation import FAULT, GateResult, audit, gate
+from components.curation.audit import RUNS
 from components.errors import FaultCause, InfraFault, TaskError
-from components.pool import Pool, import_tasks, load_task
+from components.pool import Pool, Task, import_tasks, load_task
 from components.sandbox import Sandbox, SandboxBackend, SandboxSpec
 from components.synthesis import RoundReport, World, open_run, synthesize
 from components.synthesis.__main__ import main
@@ -49,13 +53,30 @@ def digests(folder: Path) -> dict[str, str]:
     return {ref.task_id: ref.digest for ref in Pool(folder).refs}
 
 
+async def test_a_draft_that_keeps_the_gates_from_a_verdict_is_told_and_ends_no_run_for_ever(
+    backend: SandboxBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def faulting(task: Task, *where: Any) -> GateResult:
+        if task.ref.task_id == "grown-1-00000":
+            raise InfraFault(FaultCause.SANDBOX, "the box is gone")
+        return await gate(task, *where)
+
+    monkeypatch.setattr(sys.modules[audit.__module__], "gate", faulting)
+    source, few = root_pool(tmp_path / "pool", 4).folder, SynthesisConfig(rounds=1, tasks=2, waves=1)
+    for _ in range(RUNS - 1):
+        with pytest.raises(InfraFault, match="1 of 2 tasks have no verdict, a later run asks again: grown-1-00000"):
+            await grow(source, tmp_path / "grown", backend, few)
+    (report,) = await grow(source, tmp_path / "grown", backend, few)
+    assert [(fate.task, fate.reason) for fate in report.fates] == [("grown-1-00000", FAULT), ("grown-1-00001", "")]
+
+
 async def test_rounds_make_longer_tasks_and_an_interrupted_run_ends_in_the_same_ones(
     backend: SandboxBackend, tmp_path: Path
 ) -> None:
     source, folder = root_pool(tmp_path / "pool", 12).folder, tmp_path / "grown"
     before = sorted(path.stat().st_mtime_ns for path in source.rglob("*"))
     broken = Counting(backend, fails_from=6)
-    with pytest.raises(InfraFault, match="has a verdict, a later run asks again"):
+    with pytest.raises(InfraFault, match="have no verdict, a later run asks again"):
         await grow(source, folder, broken)
     assert set(digests(folder)) == {"grown-1-00000", "grown-1-00001", "grown-1-00002", "grown-1-00003"}
     going_on = Counting(backend)

@@ -13,6 +13,7 @@ import pytest
 from components.artifacts import LocalStore
 from components.config import AuditConfig, PoolConfig
 from components.curation import Endpoint, GateResult
+from components.curation.endpoint import TRIES
 from components.curation.quality import Assessment, Purse, Repair, Subject, Verdict, assess, repair, repairable
 from components.errors import ConfigError, ServiceError
 from components.pool import Split, directory_digest, generate, load_task
@@ -205,6 +206,22 @@ async def test_bad_answers_are_retried_then_reported_and_remembered(start: Start
     assert stages.purse.bad == 6
     await stages.audit()
     assert len(judge.requests) == 16 + 1, "bad answers are kept; a request that had none is tried again"
+
+
+async def test_an_error_with_the_status_of_an_answer_is_not_kept_and_the_task_is_judged_later(start: Start) -> None:
+    """Such bodies were once stored as empty answers: the task stayed unjudged, or its budget could not be held."""
+
+    def failing(user: str, before: int) -> str | tuple[int, str]:
+        if task_named(user) == "sound" and before < TRIES:
+            return 200, '{"error": {"message": "overloaded"}}'
+        return FIRST[task_named(user)][before % 3 if task_named(user) != "sound" else 0]
+
+    judge, stages = start(failing, budget=1.0)
+    found = {each.task_id: each for each in await stages.audit()}
+    assert (found["sound"].verdict, len(judge.requests)) == (Verdict.UNJUDGED, 4 * 3 + TRIES)
+    assert 'HTTP 200 without a completion: {"error"' in found["sound"].reason
+    assert table(await stages.audit()) == TABLE
+    assert len(judge.requests) == 5 * 3 + TRIES
 
 
 async def test_an_endpoint_that_answers_about_no_task_is_no_verdict_on_any(start: Start) -> None:
