@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import os
 from collections import defaultdict
 from pathlib import Path
 
 from components.config import CampaignConfig
-from components.evaluation import Suite, sampling_of
+from components.evaluation import Suite, conditions_of, sampling_of
 from components.evaluation.harbor import (
     AGENT,
     MODEL,
@@ -34,9 +36,23 @@ def home() -> Path:
     return Path(os.environ.get("LONGSHELL_HOME") or Path.home() / ".cache" / "longshell")
 
 
-def scratch(job: Job, suite: Suite) -> Path:
-    """Harbor's jobs of a suite; a repeated attempt finds them again."""
-    return job.folder / SCRATCH / suite.name
+def job_name(job: Job, config: CampaignConfig, suite: Suite) -> str:
+    """Of Harbor's job of a suite. Harbor continues what has the name: it tells everything that trials are made under.
+
+    Harbor itself sees no checkpoint and no sampling, which are behind the endpoint, and of tasks only their places.
+    """
+    weighed = [job.inputs["checkpoint"], conditions_of(config, suite.name, HARNESS).to_json(), suite.digest]
+    digest = hashlib.sha256(json.dumps(weighed, sort_keys=True).encode()).hexdigest()[:12]
+    return f"{suite.name}-{digest}"
+
+
+def jobs(job: Job, config: CampaignConfig, suite: Suite) -> Path:
+    """The folder of that job, which has no other in it; a repeated attempt finds it again."""
+    return _scratch(job, config, suite) / "jobs"
+
+
+def _scratch(job: Job, config: CampaignConfig, suite: Suite) -> Path:
+    return job.folder / SCRATCH / job_name(job, config, suite)
 
 
 async def run_suite(
@@ -54,9 +70,13 @@ async def run_suite(
         ServiceError: Harbor cannot be installed, or ended otherwise than with its job.
     """
     environment = await asyncio.to_thread(harbor_environment, config.evaluation.harbor, home(), log.info)
-    folder = scratch(job, suite)
+    folder = _scratch(job, config, suite)
     asked = job_config(
-        config, [task.path for task in suite.tasks], name=suite.name, jobs=folder / "jobs", state=folder / "state"
+        config,
+        [task.path for task in suite.tasks],
+        name=job_name(job, config, suite),
+        jobs=jobs(job, config, suite),
+        state=folder / "state",
     )
     async with open_world(config, checkpoint, job.folder, drawing) as world:
         gateway = Gateway(
