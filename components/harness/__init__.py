@@ -1,6 +1,7 @@
 """The agent loop: Terminus-2's contract on token ids."""
 
 from components.harness.cleanup import dismiss
+from components.harness.ending import AgentEnded
 from components.harness.environment import TrialTask
 from components.harness.loop import AgentLoop, Clock, Progress
 from components.harness.observation import limit_output
@@ -13,6 +14,7 @@ from components.harness.verification import verify_result
 
 __all__ = [
     "SCRIPTED_VERSION",
+    "AgentEnded",
     "AgentLoop",
     "Clock",
     "Command",

@@ -15,6 +15,7 @@ from components.config import HarnessConfig, SandboxConfig
 from components.errors import DriftError, InfraFault, RecordError, StopReason, StoreError
 from components.gateway import ChatTemplate, Trajectory, chatml
 from components.harness.cleanup import dismiss, uninterrupted
+from components.harness.ending import AgentEnded, Ending, Unkept
 from components.harness.environment import TrialTask
 from components.harness.harbor import read_harbor
 from components.harness.loop import AgentLoop, Clock, Progress
@@ -64,13 +65,14 @@ async def run_trial(
     verifier_timeout_s: float,
     progress: Progress | None = None,
     time: RunningTime | None = None,
+    ending: Ending | None = None,
 ) -> Trial:
     """Runs one attempt at one task and grades it. Cancelling it stops the box and then propagates.
 
     A deadline of the task's own holds where it is the shorter one. `time` is the clock of the agent's deadline, when
-    the trial can be paused.
+    the trial can be paused; `ending`, what keeps the end of its agent, when another process may go on with it.
     """
-    run = _Run(task, trajectory, config, progress or Progress(), time or RunningTime())
+    run = _Run(task, trajectory, config, progress or Progress(), time or RunningTime(), ending or Unkept())
     deadlines = Deadlines(
         min(agent_timeout_s, task.agent_timeout_s or agent_timeout_s),
         min(verifier_timeout_s, task.verifier_timeout_s),
@@ -97,7 +99,13 @@ class _Run:
     """The state of one trial while it runs."""
 
     def __init__(
-        self, task: TrialTask, trajectory: Trajectory, config: HarnessConfig, progress: Progress, time: RunningTime
+        self,
+        task: TrialTask,
+        trajectory: Trajectory,
+        config: HarnessConfig,
+        progress: Progress,
+        time: RunningTime,
+        ending: Ending,
     ) -> None:
         self.clock = Clock()
         self.facts: dict[str, Any] = {}
@@ -106,6 +114,7 @@ class _Run:
         self._config = config
         self._progress = progress
         self._time = time
+        self._ending = ending
         self._loop: AgentLoop | None = None
         self._stop: StopReason | None = None
 
@@ -123,20 +132,30 @@ class _Run:
             progress=self._progress,
             clock=self.clock,
         )
-        deadline = self._time.limit(deadlines.agent_s)
         try:
-            async with deadline:
-                self._stop = await self._loop.run(self._task.instruction)
-        except TimeoutError:
-            if not deadline.expired:
-                raise
-            self._stop = stop_of(AgentStands(overdue=True))
+            self._stop = await self._end_of(self._loop, deadlines.agent_s)
         finally:
             await uninterrupted(terminal.close())
         with self.clock.phase("verify"):
             verified = await verify_result(box, self._task, timeout_s=deadlines.verifier_s, workdir=workdir)
         self.facts |= verified.facts()
         return verified.report
+
+    async def _end_of(self, loop: AgentLoop, seconds: float) -> StopReason:
+        """Lets the agent play to its end, which is kept."""
+        deadline = self._time.limit(seconds)
+        try:
+            async with deadline:
+                stop = await loop.run(self._task.instruction)
+        except AgentEnded as earlier:
+            return earlier.stop
+        except TimeoutError:
+            if not deadline.expired:
+                raise
+            overdue = stop_of(AgentStands(overdue=True))
+            assert overdue is not None, "a deadline ends the agent"
+            stop = overdue
+        return self._ending.ended(stop)
 
     def ended(self, trial_id: str, report: VerifierReport | None, fault: InfraFault | None) -> Trial:
         tally: dict[str, Any] = {} if self._loop is None else asdict(self._loop.tally)

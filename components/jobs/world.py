@@ -82,6 +82,7 @@ class World:
                 verifier_timeout_s=config.rollout.verifier_timeout_s,
                 progress=attempt.progress,
                 time=attempt.time,
+                ending=past,
             )
 
 

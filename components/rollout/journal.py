@@ -29,7 +29,7 @@ class Event:
     """Something that a trial did or was told.
 
     Attributes:
-        kind: what it was: `start`, `terminal`, a call of the terminal, or `answer`.
+        kind: what it was: `start`, `terminal`, a call of the terminal, `answer`, or `stop`.
         at_s: running seconds of the trial when it was kept.
         facts: plain values.
         blob: arrays, as bytes; empty where only the facts were read.
@@ -68,9 +68,9 @@ class Journal:
             raise StoreError(f"journal {path} cannot be written: {error}") from error
 
     @property
-    def is_past(self) -> bool:
-        """Whether what comes next has happened already."""
-        return bool(self._past)
+    def next_kind(self) -> str | None:
+        """What comes next of what has happened already; None where the past is over."""
+        return self._past[0].kind if self._past else None
 
     def recall(self, kind: str) -> Event | None:
         """The next event of the past; None where the past is over.

@@ -3,9 +3,9 @@
 A trial is deterministic given what its policy answered and what its sandbox told. Both are in its journal, so another
 process plays it from the beginning, without drawing a token or typing a key, until its journal ends; from there on it
 is alive. Invariants: what was drawn is drawn once, and stands in the trajectory with the ids, log-probs, routing and
-version that it was drawn with; a call of a terminal is executed once, whoever asks (`components.sandbox.host`). A trial
-goes on only where its box lives and has had no more calls than its journal explains; another starts anew, and why is
-kept for the ledger.
+version that it was drawn with; a call of a terminal is executed once, whoever asks (`components.sandbox.host`); an
+agent that has ended stays so, for the same reason. A trial goes on only where its box lives and nothing was done to it
+that its journal does not explain; another starts anew, and why is kept for the ledger.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from components.errors import FaultCause, InfraFault
+from components.errors import FaultCause, InfraFault, StopReason
 from components.gateway import Policy, Prompt
-from components.harness import RunningTime
+from components.harness import AgentEnded, RunningTime
 from components.records import Float32, Int32, Routing, Sampling
 from components.rollout.journal import Event, Journal, Journals, Kept
 from components.sandbox.host import HeldBox
@@ -28,7 +28,7 @@ from components.tito import Drawn
 
 log = logging.getLogger(__name__)
 
-ANSWER = "answer"
+ANSWER, STOP = "answer", "stop"
 BEFORE_CALLS = ("start", "terminal")
 
 
@@ -45,7 +45,7 @@ class Recalled:
 
 
 class Continuation:
-    """The journal of one trial, as its sandbox and its policy use it."""
+    """The journal of one trial, as its sandbox, its policy and its end use it."""
 
     def __init__(self, journal: Journal, time: RunningTime) -> None:
         self._journal = journal
@@ -59,6 +59,14 @@ class Continuation:
     def note(self, name: str, answer: Any) -> None:
         """See `components.sandbox.host.CallLog`."""
         self._journal.note(Event(name, self._time.running_s, answer))
+
+    def ended(self, stop: StopReason) -> StopReason:
+        """See `components.harness.ending.Ending`."""
+        event = self._recalled(STOP)
+        if event is not None:
+            return StopReason(event.facts)
+        self.note(STOP, stop.value)
+        return stop
 
     def close(self) -> None:
         """Nothing more is kept. Idempotent."""
@@ -108,6 +116,8 @@ class Continuation:
         self._journal.note(Event(ANSWER, self._time.running_s, facts, b"".join(array.tobytes() for array in arrays)))
 
     def _recalled(self, name: str) -> Event | None:
+        if name != STOP and self._journal.next_kind == STOP:
+            raise AgentEnded(self.ended(StopReason.AGENT_TIMEOUT))
         event = self._journal.recall(name)
         if event is not None:
             self._time.advance(event.at_s)
@@ -202,7 +212,9 @@ def _obstacle(kept: Kept, boxes: Mapping[str, HeldBox], version: int) -> str:
     drawn = [event.facts["weight_version"] for event in kept.events if event.kind == ANSWER]
     if drawn and max(drawn) > version:
         return f"its job ended, and it had drawn under version {max(drawn)}, which is not yet"
-    calls = sum(event.kind not in (*BEFORE_CALLS, ANSWER) for event in kept.events)
+    if box.ended and kept.events[-1].kind != STOP:
+        return "its job ended, and its agent had been ended, for a reason that is not known"
+    calls = sum(event.kind not in (*BEFORE_CALLS, ANSWER, STOP) for event in kept.events)
     known = kept.events[1].facts[0] if len(kept.events) > 1 else None
     had = dict(box.terminals) if known is None else {**box.terminals, known: box.terminals.get(known, -1)}
     if not box.pristine or len(had) != (known is not None) or any(n not in (calls, calls + 1) for n in had.values()):

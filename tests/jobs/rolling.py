@@ -88,6 +88,7 @@ async def world(config: Any, checkpoint: Path, state: Path, drawing: Any, *, out
             verifier_timeout_s=config.rollout.verifier_timeout_s,
             progress=attempt.progress,
             time=attempt.time,
+            ending=past,
         )
 
     try:

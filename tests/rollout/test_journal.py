@@ -34,7 +34,7 @@ def written(folder, events):
 def read(folder):
     journal = Journals(folder).open("t", {"attempt": 9})
     found = []
-    while journal.is_past:
+    while journal.next_kind is not None:
         found.append(journal.recall(journal._past[0].kind))
     return journal, found
 

@@ -13,18 +13,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from components.config import HarnessConfig
+from components.config import HarnessConfig, SandboxConfig
 from components.errors import FaultCause, InfraFault, StopReason
 from components.gateway import Prompt
-from components.harness import AgentLoop, Clock, Progress, RunningTime, Written, wording_for
+from components.harness import AgentLoop, Clock, Progress, RunningTime, Written, run_trial, wording_for
 from components.records import Sampling
 from components.rollout import Interrupted, Journals
-from components.sandbox import SandboxSpec
+from components.sandbox import Left, SandboxSpec
 from components.sandbox.host import HeldBox, HostBackend, Hosts, LoggedBackend
 from components.sandbox.host.server import Host
 from components.sandbox.host.wire import Call
 from components.tito import TokenHistory, audit, stitch
-from tests.harness.parts import END, SPECIALS, ByteTokenizer, FakeTerminal, answer, trajectory
+from tests.harness.parts import END, SPECIALS, ByteTokenizer, FakeTerminal, PlainTask, answer, trajectory
+from tests.harness.test_trial import FakeBox
 
 CONFIG = HarnessConfig(prompt_style="longshell", return_at_prompt=True)
 SCRIPT = [answer("one", "two"), "no JSON", answer("three"), answer(), answer(done=True), answer("four", done=True)]
@@ -245,8 +246,130 @@ TestKilledAtAnyLine = KilledAtAnyLine.TestCase
 TestKilledAtAnyLine.settings = settings(max_examples=12, stateful_step_count=10, deadline=None)
 
 
-def held(calls, pristine=True, terminals=1):
-    return HeldBox(1, "box", "none", {2 + n: calls for n in range(terminals)}, pristine)
+class GradedView:
+    """What a good verifier says, in a view of a box whose shell has ended."""
+
+    id, shell, left = "view", "/bin/bash", Left((), (), ())
+
+    async def exec(self, argv, *, timeout_s, secret=None, **_):
+        return await FakeBox.exec(self, argv, timeout_s=timeout_s, secret=secret)
+
+    async def get(self, path, *, max_bytes):
+        raise FileNotFoundError(path)
+
+    async def put(self, files):
+        pass
+
+    async def seal(self, *paths):
+        pass
+
+    async def stop(self):
+        pass
+
+
+class GradedBox(PlainBox):
+    async def fork_view(self):
+        self.tty.closed = True
+        return GradedView()
+
+
+class GradedBackend(PlainBackend):
+    async def start(self, spec):
+        return self.boxes.setdefault("box1", GradedBox(1))
+
+
+class DiesGrading(Line):
+    """A link whose owner dies so many lines after its agent has ended."""
+
+    def __init__(self, host, lines):
+        super().__init__(host, Fuse())
+        self._lines = lines
+
+    async def call(self, target, name, *arguments, number=0, **options):
+        if name == "close":
+            self._fuse.lines = self._lines
+        return await super().call(target, name, *arguments, number=number, **options)
+
+
+class Plays:
+    """Types once, then says what it is given, then thinks for ever."""
+
+    def __init__(self, second):
+        self._answers = [answer("one"), *second]
+
+    async def answer(self, prompt, *, sampling, max_new_tokens):
+        if not self._answers:
+            await asyncio.sleep(3600)
+        ids = np.asarray([*ByteTokenizer().encode(self._answers.pop(0)), SPECIALS[END]], np.int32)
+        return Written(ids, np.full(len(ids), -0.5, np.float32), "stop", None, 0, 3)
+
+
+class NobodyAsks:
+    async def answer(self, prompt, *, sampling, max_new_tokens):
+        raise AssertionError("the agent had ended")
+
+
+def graded_trial(folder, host, link, policy):
+    """One process's part of a trial; its trial, or None when it was killed."""
+
+    async def run():
+        hosts = Hosts({"here": HostBackend(link, await host._claim(), None)}, None)
+        interrupted, time = Interrupted(Journals(folder)), RunningTime()
+        interrupted.find(hosts.held, 3)
+        assert interrupted.lost == {}
+        past = interrupted.open(TRIAL, 1, time)
+        try:
+            return await run_trial(
+                PlainTask(Path("/nowhere"), SandboxSpec()),
+                trial_id=TRIAL,
+                backend=LoggedBackend(hosts, past),
+                trajectory=trajectory(past.answering(policy)),
+                config=CONFIG,
+                sandbox=SandboxConfig(),
+                agent_timeout_s=0.05,
+                verifier_timeout_s=5,
+                time=time,
+                ending=past,
+            )
+        except Killed:
+            await host._abandon()
+            return None
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("second", "stop"),
+    [
+        ([], StopReason.AGENT_TIMEOUT),
+        ([answer("hang")], StopReason.AGENT_TIMEOUT),
+        ([answer(done=True)] * 2, StopReason.COMPLETED),
+    ],
+    ids=["in a draw", "in a command", "by itself"],
+)
+@pytest.mark.parametrize("lines", [0, 1, 3, 5])
+def test_a_trial_that_was_being_graded_is_graded_after_a_kill_and_its_agent_stays_ended(tmp_path, second, stop, lines):
+    """It once went on as an agent, in a box whose processes had been ended, where its deadline had passed."""
+    backend = GradedBackend()
+    host = Host(backend, "", 0, deque())
+    assert graded_trial(tmp_path, host, DiesGrading(host, lines), Plays(second)) is None
+    (box,) = backend.boxes.values()
+    typed = list(box.tty.sent)
+    assert graded_trial(tmp_path, host, DiesGrading(host, lines), NobodyAsks()) is None
+    done = graded_trial(tmp_path, host, Line(host, Fuse()), NobodyAsks())
+    assert (done.stop, done.fault, done.report.outcome) == (stop, None, True)
+    assert len(done.turns) == 1 + len(second)
+    assert box.tty.sent == typed == ["one\n", "hang\n"][: 2 if second[:1] == [answer("hang")] else 1]
+
+
+def test_a_trial_whose_shell_was_ended_for_no_known_reason_starts_anew(tmp_path):
+    interrupted = Interrupted(kept(tmp_path, calls=3))
+    assert interrupted.find({"box": held(3, ended=True)}, 3) == {"box"}
+    assert interrupted.note(TRIAL).endswith("its agent had been ended, for a reason that is not known")
+
+
+def held(calls, pristine=True, terminals=1, ended=False):
+    return HeldBox(1, "box", "none", {2 + n: calls for n in range(terminals)}, pristine, ended)
 
 
 def kept(folder, calls, version=3):

@@ -57,6 +57,8 @@ class _Box:
     terminals: dict[int, _Terminal] = field(default_factory=dict)
     views: dict[int, View] = field(default_factory=dict)
     pristine: bool = True
+    over: bool = False
+    """A terminal was closed, or its processes were ended."""
     ended: tuple[str, ...] = ()
     """What still ran when its processes were ended first: an owner that grades anew is told again."""
 
@@ -187,6 +189,7 @@ class Host:
             if call.target == target:
                 return await self._of_box(held, call)
             if call.target in held.terminals:
+                held.over |= call.name == "close"
                 return await self._of_terminal(held.terminals[call.target], call)
             if call.target in held.views:
                 return await self._of_view(held, held.views[call.target], call)
@@ -209,6 +212,7 @@ class Host:
                 box.box.isolation,
                 {number: terminal.calls for number, terminal in box.terminals.items()},
                 box.pristine,
+                box.over,
             )
             for target, box in self._boxes.items()
         ]
@@ -248,6 +252,7 @@ class Host:
         return await getattr(held.box, call.name)(*call.arguments, **call.options)
 
     async def _fork_view(self, held: _Box) -> tuple[int, str, Any, str]:
+        held.over = True
         view = await held.box.fork_view()
         held.ended = (*held.ended, *(name for name in view.left.ended if name not in held.ended))
         number = self._next()

@@ -77,6 +77,7 @@ class HeldBox:
         target: its number in this host.
         terminals: how many calls each of its terminals has had, by number.
         pristine: nothing was done to it but through its terminals.
+        ended: a terminal of it was closed, or what ran in it was ended, to look at what is left.
     """
 
     target: int
@@ -84,6 +85,7 @@ class HeldBox:
     isolation: str
     terminals: dict[int, int]
     pristine: bool
+    ended: bool
 
 
 def countersign(token: bytes) -> bytes:
