@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.curation.result import Flag, Refused, Rejection, quoted
-from components.curation.unpack import LARGEST_FILE, unpacked
+from components.curation.unpack import LARGEST_FILE, Allowance, unpacked
 from components.pool import Task
 
 LARGEST_TEXT = 1 << 20
@@ -80,7 +80,7 @@ class Secrets:
         data = {secret.digest: secret for secret in self.data}
         flags = []
         for place, content in files:
-            for where, inner in unpacked(place, content):
+            for where, inner in unpacked(place, content, Allowance()):
                 if found := self._recognised(inner):
                     raise Refused(Rejection.LEAK, f"{where} {found}")
                 if (secret := data.get(digest_of(inner))) is not None:

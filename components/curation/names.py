@@ -1,7 +1,7 @@
 """What an agent is told, and what the tests want that nobody told it.
 
 Invariant: in doubt a name is told: one that shares a word, or the beginning of one, with the instruction or with
-anything in the environment could have been derived.
+anything in the environment could have been derived. Of what a box holds only words and names are kept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from components.curation.result import Flag, Rejection, listed
 from components.curation.traces import Traces
-from components.curation.unpack import unpacked
+from components.curation.unpack import LARGEST_FILE, Allowance, unpacked
 from components.pool import Task
 
 READ_BYTES = 1 << 20
@@ -37,6 +37,7 @@ class Told:
         beginnings: of all words of the instruction and the environment, and of the names in it.
         names: of files in the environment, in lower case.
         tests, solution: all that they say, in lower case.
+        whole: whether everything was looked at: what was left packed could tell of any name.
     """
 
     instruction: str
@@ -45,6 +46,7 @@ class Told:
     names: frozenset[str]
     tests: str
     solution: str
+    whole: bool = True
 
     @classmethod
     def of(cls, task: Task, workdir: str) -> Told:
@@ -60,13 +62,17 @@ class Told:
             solution="" if task.solution_dir is None else _texts(task.solution_dir).lower(),
         )
 
-    def seen(self, before: Traces) -> Told:
-        """And by the files of a box, and what is in its archives."""
-        inside = [each for path, trace in before.items() for each in unpacked(path, trace.content or b"")]
-        texts = [*before, *(place for place, _ in inside)]
-        texts += [content[:READ_BYTES].decode("utf-8", "replace") for _, content in inside]
-        names = {PurePosixPath(place).name.lower() for place in (*before, *(place for place, _ in inside))}
-        return replace(self, beginnings=self.beginnings | set(_beginnings(texts)), names=self.names | names)
+    def seen(self, before: Traces, most: int = LARGEST_FILE) -> Told:
+        """And by the files of a box, and what is in its archives: `most` bytes of them all are unpacked."""
+        allowance = Allowance(most)
+        beginnings, names = set(self.beginnings), set(self.names)
+        for path, trace in before.items():
+            for place, content in unpacked(path, trace.content or b"", allowance):
+                names.add(PurePosixPath(place).name.lower())
+                beginnings.update(_beginnings([place, content[:READ_BYTES].decode("utf-8", "replace")]))
+        return replace(
+            self, beginnings=frozenset(beginnings), names=frozenset(names), whole=self.whole and not allowance.short
+        )
 
     def asks_for(self, path: str) -> bool:
         """Whether the instruction names it. A name without a folder or an ending may be any word."""
@@ -78,7 +84,7 @@ class Told:
         What the solution makes without naming it comes out of the environment by some way.
         """
         forms = self._forms(path)
-        if not all(any(_says(text, form) for form in forms) for text in (self.tests, self.solution)):
+        if not self.whole or not all(any(_says(text, form) for form in forms) for text in (self.tests, self.solution)):
             return False
         pieces = [piece for part in self._below(path).split("/") for piece in _PIECE.findall(_stem(part))]
         telling = [piece for piece in pieces if len(piece) >= SHORTEST]
@@ -124,7 +130,7 @@ def _stem(name: str) -> str:
 
 def _beginnings(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
-        yield from (piece[:BEGINNING] for piece in _PIECE.findall(text.lower()))
+        yield from (piece[0][:BEGINNING] for piece in _PIECE.finditer(text.lower()))
 
 
 def _says(text: str, name: str) -> bool:

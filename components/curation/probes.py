@@ -172,8 +172,9 @@ async def _take_away(rig: Rig, box: Sandbox, work: Work, told: Told, most: int, 
         if not passes and path in hidden:
             detail = f"the tests fail without {path}, which neither the instruction nor the environment mentions"
             raise Refused(Rejection.HIDDEN_REQUIREMENT, detail)
+    flags = [] if told.whole else [Flag(UNPROBED, "the archives of a box hold too much to tell which names are hidden")]
     left_out = len(hidden) + len(asked) - most
-    return [Flag(UNPROBED, f"{left_out} more paths were not taken away")] if left_out > 0 else []
+    return [*flags, Flag(UNPROBED, f"{left_out} more paths were not taken away")] if left_out > 0 else flags
 
 
 async def _fake(rig: Rig, work: Work, budget: Budget) -> list[Flag]:

@@ -1,7 +1,7 @@
 """Looks into archives, compressed files, git objects and Base64, as far as they go into each other.
 
-Invariant: all that is unpacked of one file is bounded, whatever an archive claims; what cannot be unpacked is not an
-error.
+Invariant: all that is unpacked under one allowance is bounded, whatever an archive claims; what cannot be unpacked is
+not an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterator
 
 LARGEST_FILE = 64 << 20
-"""Bytes of a file that is looked at, and of all that is unpacked of one."""
+"""Bytes of a file that is looked at, and of all that is unpacked under one allowance."""
 LONGEST_BASE64 = 1 << 20
 SHORTEST_BASE64 = 64
 DEPTH = 3
@@ -26,34 +26,49 @@ DEPTH = 3
 _BASE64 = (string.ascii_letters + string.digits + "+/").encode()
 
 
-class _Allowance:
-    """How many bytes may still be unpacked."""
+class Allowance:
+    """How many bytes may still be unpacked, of one file or of many.
 
-    def __init__(self, left: int) -> None:
+    Attributes:
+        left: bytes.
+        short: whether anything was, or may have been, left packed for want of them.
+    """
+
+    def __init__(self, left: int = LARGEST_FILE) -> None:
         self.left = left
+        self._refused = False
+
+    @property
+    def short(self) -> bool:
+        return self._refused or self.left < 1
+
+    def admits(self, size: int) -> bool:
+        """Whether so many bytes are left."""
+        self._refused |= size > self.left
+        return size <= self.left
 
     def take(self, content: bytes) -> bytes:
         self.left -= len(content)
         return content
 
 
-def unpacked(name: str, content: bytes, most: int = LARGEST_FILE) -> Iterator[tuple[str, bytes]]:
+def unpacked(name: str, content: bytes, allowance: Allowance) -> Iterator[tuple[str, bytes]]:
     """A file, and what is in it where it is an archive, a compressed file, a git object or Base64; with its place.
 
-    `most` bounds the bytes of all that is in it.
+    `allowance` bounds the bytes of all that is in it, and is used up by them.
     """
     yield name, content
-    yield from _within(name, content, DEPTH, _Allowance(most))
+    yield from _within(name, content, DEPTH, allowance)
 
 
-def _within(name: str, content: bytes, depth: int, allowance: _Allowance) -> Iterator[tuple[str, bytes]]:
+def _within(name: str, content: bytes, depth: int, allowance: Allowance) -> Iterator[tuple[str, bytes]]:
     for place, inner in _members(name, content, allowance):
         yield place, inner
         if depth > 1:
             yield from _within(place, inner, depth - 1, allowance)
 
 
-def _members(name: str, content: bytes, allowance: _Allowance) -> Iterator[tuple[str, bytes]]:
+def _members(name: str, content: bytes, allowance: Allowance) -> Iterator[tuple[str, bytes]]:
     if inner := allowance.take(_expanded(content, allowance.left)):
         yield f"{name} (unpacked)", inner
     if content[257:262] == b"ustar":
@@ -87,18 +102,18 @@ def _expanded(content: bytes, most: int) -> bytes:
     return b""
 
 
-def _of_tar(content: bytes, allowance: _Allowance) -> Iterator[tuple[str, bytes]]:
+def _of_tar(content: bytes, allowance: Allowance) -> Iterator[tuple[str, bytes]]:
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
             for member in archive:
-                file = archive.extractfile(member) if member.isreg() and member.size <= allowance.left else None
+                file = archive.extractfile(member) if member.isreg() and allowance.admits(member.size) else None
                 if file is not None:
                     yield member.name, allowance.take(file.read())
     except (tarfile.TarError, OSError, ValueError):
         return
 
 
-def _of_zip(content: bytes, allowance: _Allowance) -> Iterator[tuple[str, bytes]]:
+def _of_zip(content: bytes, allowance: Allowance) -> Iterator[tuple[str, bytes]]:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             for member in archive.infolist():

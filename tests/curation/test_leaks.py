@@ -16,7 +16,7 @@ import pytest
 
 from components.curation import Refused, Rejection
 from components.curation.leaks import Secrets, search_environment
-from components.curation.unpack import unpacked
+from components.curation.unpack import Allowance, unpacked
 from components.pool import load_task
 from tests.curation.mixed import animal
 
@@ -102,11 +102,12 @@ def test_data_that_tests_and_environment_share_is_flagged_and_not_refused(tmp_pa
 def test_what_claims_to_be_an_archive_costs_no_more_than_a_bound(tmp_path: Path) -> None:
     secrets = Secrets.of(load_task(animal(tmp_path / NAME, NAME)))
     bomb, many, most = gzip.compress(b"\0" * 50_000), io.BytesIO(), 20_000
-    assert [len(content) for _, content in unpacked("bomb", bomb, most)] == [len(bomb), most]
+    assert [len(content) for _, content in unpacked("bomb", bomb, Allowance(most))] == [len(bomb), most]
     with zipfile.ZipFile(many, "w", zipfile.ZIP_DEFLATED) as archive:
         for number in range(3):
             archive.writestr(str(number), b"\0" * 15_000)
-    assert sum(len(content) for place, content in unpacked("many", many.getvalue(), most) if "!" in place) == most
-    assert len(list(unpacked("spaces", b" " * (1 << 20) + b"!"))) == 1, "and this in no time"
+    inside = unpacked("many", many.getvalue(), Allowance(most))
+    assert sum(len(content) for place, content in inside if "!" in place) == most
+    assert len(list(unpacked("spaces", b" " * (1 << 20) + b"!", Allowance()))) == 1, "and this in no time"
     torn = [gzip.compress(b"x" * 1000)[:30], tar("a", b"x" * 4000)[:700], zipped(b"x" * 1000)[:40], b"x\x9cnothing"]
     assert secrets.refuse((str(number), content) for number, content in enumerate(torn)) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import subprocess
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,26 @@ def test_a_path_that_a_file_of_the_box_tells_of_is_not_hidden(told: Told) -> Non
     assert seen.is_hidden("/app/zyx")
     packed = told.seen({"/app/pack.tgz": Trace(gzip.compress(tar("old/zyx", b"1")))})
     assert not packed.is_hidden("/app/zyx")
+
+
+def test_what_a_box_unpacks_to_is_neither_kept_nor_more_than_one_allowance(told: Told) -> None:
+    # 326 kB of compressed zeros, 64 MiB a file, were held at once.
+    bombs = {f"/app/{number}.gz": Trace(gzip.compress(b"\0" * (4 << 20))) for number in range(8)}
+    tracemalloc.start()
+    try:
+        seen = told.seen(bombs)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 << 20
+    assert seen.is_hidden("/app/zyx")
+    assert not told.seen(bombs, 6 << 20).is_hidden("/app/zyx"), "what was left packed may tell of it"
+
+
+def test_a_member_that_is_larger_than_what_may_be_unpacked_may_tell_of_any_name(told: Told) -> None:
+    box = {"/app/pack.tar": Trace(tar("old", b"1" * 2_000))}
+    assert told.seen(box, 2_000 + 1).is_hidden("/app/zyx")
+    assert not told.seen(box, 1_999).is_hidden("/app/zyx")
 
 
 @pytest.mark.parametrize(("path", "asked"), [("/app/sums.csv", True), ("/app/done", False), ("/app/a.csv", False)])
