@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,11 +19,11 @@ import pytest_asyncio
 from components.config import SandboxConfig
 from components.errors import ConfigError, InfraFault
 from components.sandbox import SandboxBackend
-from components.sandbox.host import HostBackend, open_host
+from components.sandbox.host import HostBackend, claim, open_host, open_place, required
 from components.sandbox.host import launch as launching
 from components.sandbox.host.client import HostBox, HostTerminal
 from tests.conformance.sandbox_suite import SandboxSuite
-from tests.sandbox.conftest import SMALL
+from tests.sandbox.conftest import NOBODY, SMALL
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -100,6 +101,43 @@ async def test_the_next_owner_goes_on_in_the_box_and_a_command_under_way_is_exec
     finally:
         await host.close()
     await end_of(state_dir / "taken-over")
+
+
+@pytest.mark.parametrize("spoilt", ["another's", "open", "led elsewhere"])
+async def test_a_folder_that_is_not_its_users_alone_is_refused(tmp_path: Path, spoilt: str) -> None:
+    folder = tmp_path / "host"
+    if spoilt == "led elsewhere":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        folder.symlink_to("elsewhere")
+    else:
+        folder.mkdir(mode=0o700)
+    if spoilt == "open":
+        folder.chmod(0o770)
+    if spoilt == "another's":
+        if os.geteuid() != 0:
+            pytest.skip("only root gives a folder away")
+        os.chown(folder, NOBODY, NOBODY)
+    with pytest.raises(ConfigError, match=f"remove {folder}"):
+        await open_place(tmp_path)
+    assert not list(folder.iterdir())
+
+
+async def test_a_host_that_lives_and_does_not_answer_is_not_replaced(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hosts once had one state where a lost owner's connection stayed open."""
+    folder = state_dir / "busy"
+    place = await open_place(folder, "127.0.0.1")
+    address = await place.start(SandboxConfig(), folder, 60)
+    first = required(await claim(address, SandboxConfig(), place.release), address)
+    monkeypatch.setattr(launching, "CLAIM_S", 0.2)
+    monkeypatch.setattr(launching, "OWNER_S", 0.2)
+    assert await claim(address, SandboxConfig(), place.release) is None
+    with pytest.raises(InfraFault, match="lives and does not answer"):
+        await place.start(SandboxConfig(), folder, 60)
+    assert (len(hosts(folder)), place.address) == (1, address)
+    await first.close()
+    await end_of(folder)
 
 
 @pytest.mark.nightly

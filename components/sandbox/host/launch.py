@@ -1,8 +1,10 @@
 """Becoming the owner of a host: of the one that an earlier owner left in a folder, or of a new one.
 
-Invariant: a folder's host has at most one owner. Its lock is held for the owner's life by a process of the host's own
+Invariants: a folder's host has at most one owner. Its lock is held for the owner's life by a process of the host's own
 machine: the owner itself, or who speaks for it there. The kernel gives the lock, and the host its attention, to the
-next only when that process is gone.
+next only when that process is gone. A folder has at most one host: it holds a lock of its own for its life, without
+which none is started, whatever the one before it answers. The folder is its user's alone: who can write into it could
+answer for the host, and what a host answers is unpickled.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import logging
 import os
 import secrets
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -24,19 +27,19 @@ from pathlib import Path
 from typing import TextIO
 
 from components.config.rollout import SandboxConfig
-from components.errors import FaultCause, InfraFault
+from components.errors import ConfigError, FaultCause, InfraFault
 from components.sandbox.host.client import HostBackend, Link
-from components.sandbox.host.wire import HOST, countersign
+from components.sandbox.host.wire import HOST, SILENCE_SLICES, SLICE_S, countersign
 
 log = logging.getLogger(__name__)
 
 OWNER_S = 60.0
-"""How long an owner whose job has ended may take to be gone."""
-CLAIM_S = 120.0
-"""A host opens its backend, and ends what its last owner had under way, before it answers."""
+"""How long an owner whose job has ended may take to be gone, or a host that was told to end."""
+CLAIM_S = SILENCE_SLICES * SLICE_S + 30.0
+"""A host opens its backend, takes a silent owner for gone, and ends what that one had under way, before it answers."""
 CONNECT_S = 30.0
 POLL_S = 0.05
-LOCK, SOCKET, LOG, ADDRESS = "lock", "socket", "log", "address.json"
+LOCK, ALIVE, SOCKET, LOG, ADDRESS = "lock", "alive", "socket", "log", "address.json"
 DETACH = """
 import os, runpy, sys
 if os.fork():
@@ -73,15 +76,22 @@ class Place:
     def address(self) -> Address | None:
         """Of the last host that was started here; None where none was."""
         try:
-            return Address(**json.loads((self.folder / ADDRESS).read_text()))
+            with _own(self.folder) as descriptor:
+                return Address(**json.loads(Path(f"/proc/self/fd/{descriptor}/{ADDRESS}").read_text()))
         except FileNotFoundError:
             return None
 
     async def start(self, config: SandboxConfig, state: Path, linger_s: float) -> Address:
-        """A new host."""
+        """A new host.
+
+        Raises:
+            InfraFault: the one before it lives.
+        """
         settings = config.model_dump_json()
         orders: dict[str, str | float] = {"settings": settings, "state": str(state), "linger_s": linger_s}
-        return await asyncio.to_thread(_start, self.folder, self._machine, orders)
+        alive = await _lock(self.folder / ALIVE, f"the sandbox host of {self.folder} lives and does not answer")
+        with alive:  # the host inherits it
+            return await asyncio.to_thread(_start, self.folder, self._machine, orders, alive)
 
     async def release(self) -> None:
         """Lets go of the lock. Idempotent."""
@@ -92,28 +102,44 @@ async def open_place(state: Path, machine: str | None = None) -> Place:
     """Holds the place of a host in `state`.
 
     Raises:
+        ConfigError: its folder is not this user's alone.
         InfraFault: another process holds it.
     """
     folder = state.resolve() / "host"
-    folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-    file = (folder / LOCK).open("w")
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(parents=True, mode=0o700)
+    with _own(folder):
+        file = await _lock(folder / LOCK, f"{folder} is owned by a process that lives")
+    return Place(folder, file, machine)
+
+
+async def _lock(path: Path, otherwise: str) -> TextIO:
+    """Holds a lock for as long as the file is open, here or in a child.
+
+    Raises:
+        InfraFault: another process keeps it, which `otherwise` says.
+    """
+    file = path.open("w")
     deadline = time.monotonic() + OWNER_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return Place(folder, file, machine)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                file.close()
-                raise InfraFault(FaultCause.SANDBOX, f"{folder} is owned by a process that lives") from None
-        await asyncio.sleep(POLL_S)
+    try:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return file
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise InfraFault(FaultCause.SANDBOX, otherwise) from None
+            await asyncio.sleep(POLL_S)
+    except BaseException:
+        file.close()
+        raise
 
 
 async def open_host(config: SandboxConfig, state: Path, linger_s: float) -> HostBackend:
     """The boxes of a host in `state`, which outlive this process by `linger_s` seconds.
 
     Raises:
-        ConfigError: no sandbox can be had here.
+        ConfigError: no sandbox can be had here, or the folder is not this user's alone.
         InfraFault: another process owns the host, or it does not answer.
     """
     place = await open_place(state)
@@ -146,7 +172,7 @@ async def claim(address: Address, config: SandboxConfig, released: Callable[[], 
         released: is awaited when the host has been closed.
 
     Returns:
-        The host; None where there is none, or one that was started under another configuration: it has ended.
+        The host; None where none answers, or one that was started under another configuration: it ends.
 
     Raises:
         ConfigError: no sandbox can be had there.
@@ -183,23 +209,23 @@ async def _connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.Stre
             with _socket_of(Path(address.folder)) as name:
                 return await asyncio.open_unix_connection(name)
         reader, writer = await asyncio.open_connection(address.machine, address.port)
-        writer.write(address.token.encode())
-        proof = countersign(address.token.encode())
-        try:
+    writer.write(address.token.encode())
+    proof = countersign(address.token.encode())
+    try:
+        async with asyncio.timeout(CLAIM_S):
             if await reader.readexactly(len(proof)) == proof:
                 return reader, writer
-        except BaseException:
-            writer.close()
-            raise
-        writer.close()
         raise ConnectionError(f"what listens at {_told(address)} is no host of ours")
+    except BaseException:
+        writer.close()
+        raise
 
 
 def _told(address: Address) -> str:
     return address.folder if address.machine is None else f"{address.machine}:{address.port}"
 
 
-def _start(folder: Path, machine: str | None, orders: dict[str, str | float]) -> Address:
+def _start(folder: Path, machine: str | None, orders: dict[str, str | float], alive: TextIO) -> Address:
     for name in (SOCKET, ADDRESS):
         (folder / name).unlink(missing_ok=True)
     with contextlib.ExitStack() as kept:
@@ -218,7 +244,7 @@ def _start(folder: Path, machine: str | None, orders: dict[str, str | float]) ->
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            pass_fds=(listener.fileno(),),
+            pass_fds=(listener.fileno(), alive.fileno()),
             start_new_session=True,
         )
         process.communicate(json.dumps({**orders, "token": address.token}).encode())
@@ -232,8 +258,31 @@ def _start(folder: Path, machine: str | None, orders: dict[str, str | float]) ->
 @contextlib.contextmanager
 def _socket_of(folder: Path) -> Iterator[str]:
     """The socket's name by way of its folder: a socket's name may have 108 bytes, a folder's more."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with _own(folder) as descriptor:
         yield f"/proc/self/fd/{descriptor}/{SOCKET}"
+
+
+@contextlib.contextmanager
+def _own(folder: Path) -> Iterator[int]:
+    """A descriptor of a folder that is this user's alone, for what is read through it.
+
+    Raises:
+        ConfigError: it is not.
+        FileNotFoundError: there is none.
+    """
+    advice = f"remove {folder}, and see who can write to {folder.parent}"
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ConfigError([f"{folder} is no folder of this user's ({error.strerror}): {advice}"], "sandbox") from error
+    try:
+        found = os.fstat(descriptor)
+        mode = stat.S_IMODE(found.st_mode)
+        if found.st_uid != os.getuid() or mode & 0o077:
+            problem = f"{folder} is user {found.st_uid}'s with mode {mode:o}, not {os.getuid()}'s alone: {advice}"
+            raise ConfigError([problem], "sandbox")
+        yield descriptor
     finally:
         os.close(descriptor)

@@ -1,6 +1,7 @@
 """Messages between a sandbox host and its owner: calls one way, answers the other.
 
-A message is a length and a pickle: both ends are this package, and the socket is its user's alone.
+A message is a length and a pickle: both ends are this package, and the socket is its user's alone (see `launch`), or
+asks for a token.
 """
 
 from __future__ import annotations
