@@ -73,8 +73,19 @@ HARBOR_STOPS = {
     "ContentPolicyViolationError": StopReason.GAVE_UP,
 }
 """Errors by which Harbor says that the policy ended its side."""
-HARBOR_UNVERIFIED = frozenset(HARBOR_STOPS) - {"AgentTimeoutError"}
-"""Of these, the ones after which Harbor 0.25 runs no verifier, and takes the task for not resolved. So do we, and say
+HARBOR_LEFT = "RuntimeError"
+"""What Harbor raises, among much else, where the policy has left its terminal and Harbor cannot type into it."""
+HARBOR_NO_TERMINAL = re.compile(
+    r"""failed[ ]to[ ]send[ ][\w-]+[ ]keys:.*return_code=-?\d+,[ ]stderr=.*(?:
+      no[ ]server[ ]running[ ]on | error[ ]connecting[ ]to[ ]\S*tmux | server[ ]exited | lost[ ]server
+    | can't[ ]find[ ](?:session|window|pane) | no[ ]sessions
+    )""",
+    re.DOTALL | re.VERBOSE,
+)
+"""tmux's own words for that: `exit` amid an answer's commands, a killed tmux. A box that is gone has other ones. Keys
+are only sent once the session has started, and only for the policy."""
+HARBOR_UNVERIFIED = frozenset({*HARBOR_STOPS, HARBOR_LEFT}) - {"AgentTimeoutError"}
+"""Ends by the policy after which Harbor 0.25 runs no verifier, and takes the task for not resolved. So do we, and say
 it: to leave such a trial out as a fault would take a policy's own overflows from its denominator."""
 HARBOR_VERIFIER = frozenset(
     {"VerifierTimeoutError", "RewardFileNotFoundError", "RewardFileEmptyError", "VerifierOutputParseError"}
@@ -279,6 +290,8 @@ def harbor_end_of(ended: HarborEnded) -> StopReason | InfraFault:
         return StopReason.TURN_LIMIT if spent else StopReason.GAVE_UP
     if name in HARBOR_STOPS:
         return HARBOR_STOPS[name]
+    if name == HARBOR_LEFT and HARBOR_NO_TERMINAL.search(ended.message):
+        return StopReason.GAVE_UP
     detail = f"{name}: {ended.message.strip()[:TAIL_CHARS]}"
     return InfraFault(HARBOR_FAULTS.get(name, FaultCause.SANDBOX), f"Harbor's trial ended with {detail}")
 

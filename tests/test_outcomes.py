@@ -283,7 +283,31 @@ def test_a_fraction_beside_words_of_a_failed_set_up_is_a_verdict():
     assert classify(VerifierEnded(0, said="E: Unable to locate package x", files=files)).number == 0.4
 
 
+def keys_refused(stderr="''", stdout="''", command="'tmux send-keys -t terminus-2 ls'"):
+    """What Harbor says where it cannot type into the agent's terminal."""
+    told = f"t__abc: failed to send non-blocking keys: command={command}, return_code=1, stderr={stderr}"
+    return HarborEnded("RuntimeError", f"{told}, stdout={stdout}", turns=2, max_turns=5)
+
+
+NO_SERVER = r"'no server running on /tmp/tmux-0/default\n'"
 HARBOR = {
+    "left its shell in the midst of its commands": (keys_refused(NO_SERVER), StopReason.GAVE_UP),
+    "the same, where both streams are one": (keys_refused("None", NO_SERVER), StopReason.GAVE_UP),
+    "ended its session and left another": (keys_refused('"can\'t find pane: terminus-2"'), StopReason.GAVE_UP),
+    "killed tmux under way": (keys_refused("'server exited unexpectedly'"), StopReason.GAVE_UP),
+    "removed the socket": (
+        keys_refused("'error connecting to /tmp/tmux-0/default (No such file)'"),
+        StopReason.GAVE_UP,
+    ),
+    "typed tmux's words into a box that is gone": (
+        keys_refused("'container is not running'", command=NO_SERVER),
+        FaultCause.SANDBOX,
+    ),
+    "keys that came too late": (keys_refused("'timed out after 60 s'"), FaultCause.SANDBOX),
+    "no tmux to begin with": (
+        HarborEnded("RuntimeError", f"Failed to start tmux session. Error: {NO_SERVER}"),
+        FaultCause.SANDBOX,
+    ),
     "completed": (HarborEnded(None, complete=True, turns=5, max_turns=5), StopReason.COMPLETED),
     "out of turns": (HarborEnded(None, complete=False, turns=5, max_turns=5), StopReason.TURN_LIMIT),
     "left its shell": (HarborEnded(None, complete=False, turns=4, max_turns=5), StopReason.GAVE_UP),

@@ -136,6 +136,10 @@ def test_harbor_is_asked_for_what_the_profile_and_the_sandbox_say() -> None:
     assert job["environment"]["kwargs"]["network"] == "none"
     assert job["environment"]["kwargs"]["disk_mb"] == 10_240
 
+    untried = job["retry"]["exclude_exceptions"]
+    assert {"AgentTimeoutError", "RewardFileNotFoundError", "RuntimeError"} <= set(untried), "what the policy did"
+    assert "InfraFault" not in untried, "a fault of our boxes is tried once more"
+
     board = config("evaluation.profile=leaderboard", "evaluation.harbor.environment=docker", base="t1-122b.yaml")
     job = job_config(board, [Path("/tb/a")], name="tb", jobs=Path("/j"), state=Path("/s"))
     assert job["environment"] == {"type": "docker"}

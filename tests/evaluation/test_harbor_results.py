@@ -86,6 +86,16 @@ def test_every_end_is_the_policys_or_the_infrastructures_and_a_fault_outweighs_a
         assert "AttributeError: said" in str(ours.fault)
 
 
+def test_who_leaves_the_terminal_has_not_resolved_the_task_though_harbor_verifies_nothing(tmp_path: Path) -> None:
+    # `exit` in the midst of an answer's commands was a fault of the sandbox, and the task was tried again.
+    told = "a: failed to send blocking keys: command='tmux', return_code=1, stderr='no server running on x', stdout=''"
+    write(tmp_path / "a", result("0.25.0", exception_info=error("RuntimeError", told), verifier_result=None))
+    ours = trial(tmp_path)
+    assert ours.report is not None
+    assert (ours.stop, ours.report.outcome, ours.report.source) == (StopReason.GAVE_UP, False, "harbor")
+    assert "verifies no trial" in str(ours.report.parse_cause)
+
+
 def test_a_zero_beside_a_failed_set_up_of_the_verifier_is_a_fault_as_everywhere(tmp_path: Path) -> None:
     # Of 3,560 public trials 236 were scored 0 because curl, apt or uv failed inside test.sh.
     document = result("0.25.0", verifier_result={"rewards": {"reward": 0.0}})

@@ -21,7 +21,7 @@ from typing import Any
 from components.config import CampaignConfig, SandboxConfig
 from components.errors import ServiceError
 from components.evaluation.harbor.results import HarborTrial, read_job
-from components.outcomes import HARBOR_STOPS, HARBOR_VERIFIER
+from components.outcomes import HARBOR_LEFT, HARBOR_STOPS, HARBOR_VERIFIER
 
 AGENT = "terminus-2"
 MODEL = "policy"
@@ -33,6 +33,9 @@ BOX_KEYS = ("backend", "docker", "allow_unisolated", "pids", "disk_mb", "images"
 """Of our sandboxes, what a node decides. Processors, memory and network are what a task asks Harbor for."""
 MAX_RETRIES = 1
 """As our own runner: a fault is tried once more."""
+NOT_RETRIED = (*HARBOR_STOPS, HARBOR_LEFT, *HARBOR_VERIFIER)
+"""Harbor knows errors by their type alone. One is that of a policy that left its terminal and of some of Harbor's own
+faults, a Docker command's among them: those remain faults, untried, for a second try must not be had by `exit`."""
 GRACE_S = 20.0
 """For Harbor to stop its boxes in order."""
 LOOK_S = 10.0
@@ -66,7 +69,7 @@ def job_config(
         "n_attempts": config.evaluation.conditions.attempts,
         "n_concurrent_trials": harbor.concurrency,
         "quiet": True,
-        "retry": {"max_retries": MAX_RETRIES, "exclude_exceptions": sorted({*HARBOR_STOPS, *HARBOR_VERIFIER})},
+        "retry": {"max_retries": MAX_RETRIES, "exclude_exceptions": sorted(NOT_RETRIED)},
         "agents": [
             {
                 "name": agent,
