@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from components.config.evaluation import EvaluationConfig
 from components.config.layout import layout_problems
@@ -104,7 +104,7 @@ class CampaignConfig(Section):
         return self
 
     def _profile_problems(self) -> list[str]:
-        """Whether model and samplers can hold what the profile of evaluations asks for."""
+        """Whether the profile of evaluations goes with the model, the samplers and the harness."""
         profile, name = self.evaluation.conditions, f"evaluation.profile {self.evaluation.profile}"
         problems = []
         if profile.context_tokens is not None:
@@ -119,6 +119,14 @@ class CampaignConfig(Section):
             ]
         if profile.compaction and self.harness.compaction is None:
             problems.append(f"{name} rewrites histories: say with which budget (harness.compaction)")
+        try:
+            HarnessConfig.model_validate(self.harness.model_dump() | profile.harness_limits)
+        except ValidationError as error:
+            problems += [
+                f"{name}, with its own limits in force: {'.'.join(map(str, ('harness', *found['loc'])))}: "
+                f"{found['msg'].removeprefix('Value error, ')}"
+                for found in error.errors()
+            ]
         return problems
 
     def _batch_problems(self) -> list[str]:

@@ -73,6 +73,16 @@ class Profile:
     walls: Walls | None = None
     disk_mb: int | None = None
 
+    @property
+    def harness_limits(self) -> dict[str, int]:
+        """Keys of `HarnessConfig` that the profile decides, with their values."""
+        limits = {
+            "max_turns": self.max_turns,
+            "max_context_tokens": self.context_tokens,
+            "max_turn_tokens": self.max_turn_tokens,
+        }
+        return {key: value for key, value in limits.items() if value is not None}
+
 
 PAPER_WALLS = Walls(agent_s=3_600.0, verifier_s=900.0, total_s=18_000.0, uniform=True)
 

@@ -6,6 +6,7 @@ changes, so that a checkpoint is evaluated by the very loop that trained it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
@@ -79,13 +80,6 @@ def under_profile(config: CampaignConfig) -> CampaignConfig:
         pydantic.ValidationError: they do not go with each other. Validating the whole configuration has seen to that.
     """
     profile = config.evaluation.conditions
-    harness: dict[str, Any] = {}
-    if profile.max_turns is not None:
-        harness["max_turns"] = profile.max_turns
-    if profile.context_tokens is not None:
-        harness["max_context_tokens"] = profile.context_tokens
-    if profile.max_turn_tokens is not None:
-        harness["max_turn_tokens"] = profile.max_turn_tokens
     rollout: dict[str, Any] = {}
     if (walls := profile.walls) is not None:
         rollout = {
@@ -97,7 +91,7 @@ def under_profile(config: CampaignConfig) -> CampaignConfig:
     if profile.disk_mb is not None:
         sandbox = sandbox.model_copy(update={"disk_mb": profile.disk_mb})
     changed = {
-        "harness": _changed(config.harness, harness),
+        "harness": _changed(config.harness, profile.harness_limits),
         "rollout": _changed(config.rollout, rollout),
         "sandbox": sandbox,
     }
@@ -113,5 +107,5 @@ def walled(task: Task, config: EvaluationConfig) -> Task:
     return replace(task, manifest=manifest)
 
 
-def _changed(section: T, changes: dict[str, Any]) -> T:
-    return type(section).model_validate(section.model_dump() | changes)
+def _changed(section: T, changes: Mapping[str, Any]) -> T:
+    return type(section).model_validate({**section.model_dump(), **changes})

@@ -85,3 +85,23 @@ def test_what_cannot_be_evaluated_is_refused_with_its_place(
     with pytest.raises(ConfigError) as refused:
         miniature(*overrides)
     assert all(problem in str(refused.value) for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("profile", "override", "problem"),
+    [
+        ("t1_table", "harness.compaction.proactive_threshold_tokens=90000", "90000 free of max_context_tokens 96000"),
+        ("t1_case", "harness.compaction.proactive_threshold_tokens=90000", "90000 free of max_context_tokens 86016"),
+        ("t1_table", "harness.max_turn_tokens=100000", "max_turn_tokens leaves no room"),
+    ],
+)
+def test_limits_that_go_with_the_campaigns_but_not_with_the_profiles_are_refused_before_training(
+    profile: str, override: str, problem: str
+) -> None:
+    # They were accepted, and refused by the evaluation, after the training.
+    wide = ["harness.max_context_tokens=131072", "sampler.context_tokens=131072", "trainer.micro_batch_tokens=131072"]
+    load(CONFIGS / "t1-122b.yaml", [*wide, override, "evaluation.profile=miniature"])
+    with pytest.raises(ConfigError) as refused:
+        load(CONFIGS / "t1-122b.yaml", [*wide, override, f"evaluation.profile={profile}"])
+    assert f"evaluation.profile {profile}, with its own limits in force: harness: " in str(refused.value)
+    assert problem in str(refused.value)
