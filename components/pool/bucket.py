@@ -7,6 +7,7 @@ that ends early leaves no file that looks whole. Address, region and credentials
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -52,10 +53,15 @@ def fetch(url: str, folder: Path, most_bytes: int) -> list[tuple[str, str]]:
             path = folder / place
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            except (FileExistsError, NotADirectoryError):
+                client.download_file(bucket, key, str(path))  # to a temporary name first
+            except (FileExistsError, NotADirectoryError, IsADirectoryError):
                 left_out.append((key, "a part of the key is an object itself"))
                 continue
-            client.download_file(bucket, key, str(path))  # to a temporary name first
+            except OSError as error:
+                if error.errno != errno.ENAMETOOLONG:
+                    raise
+                left_out.append((key, "a part of the key is too long for the name of a file"))
+                continue
             if path.name.endswith(".sh"):  # a bucket keeps no modes
                 os.chmod(path, 0o755)
     except (BotoCoreError, ClientError) as error:
