@@ -63,15 +63,17 @@ def _record(config: CampaignConfig, driven: Driven, score: Score, index: int) ->
 
 def rows_of(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The artifact's table: all tasks, the three denominators, and each class; the harness stands in every row."""
-    columns = ("n", "pass_rate", "stderr", "mean_reward", "verifier_reward", "assertions_passed", "turns_mean")
+    errors = ("stderr", "stderr_estimator")
+    columns = ("n", "pass_rate", *errors, "mean_reward", "verifier_reward", "assertions_passed", "turns_mean")
     named, whole = {"harness": result["harness"], "profile": result["profile"]}, result["score"]
     rows = [{"tasks": "all", **named, **{column: result.get(column) for column in (*columns, "infra_rate")}}]
     for name, one in whole.get("denominators", {}).items():
         rows.append({"tasks": f"trials: {name}", **named, "n": one["trials"], "pass_rate": one["resolved"]})
     for column in ("category", "difficulty"):
         for name, one in sorted(whole.get(f"by_{column}", {}).items()):
-            told = {"n": one["trials"], "pass_rate": one["resolved"], "stderr": one["stderr"]}
-            rows.append({"tasks": f"{column}: {name}", **named, **told, "turns_mean": one["turns_mean"]})
+            told = {"n": one["trials"], "pass_rate": one["resolved"]}
+            told |= {figure: one[figure] for figure in (*errors, "turns_mean")}
+            rows.append({"tasks": f"{column}: {name}", **named, **told})
     return rows
 
 

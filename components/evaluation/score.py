@@ -11,7 +11,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from components.config import RewardConfig
 from components.errors import StopReason
@@ -24,6 +24,12 @@ BUDGET = frozenset(
 )
 """Ends that a larger budget would have put off."""
 
+StderrEstimator = Literal["within_tasks", "across_tasks"]
+"""What a standard error is of, which decides what two of them may be compared for. `within_tasks`, where every task has
+several graded attempts: of these tasks, were they tried again; the suite is the population. `across_tasks`, where any
+has only one: of other tasks like these, as a rule the larger one. A fault that leaves one task a single graded attempt
+changes the one into the other for all of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClassScore:
@@ -33,6 +39,7 @@ class ClassScore:
     trials: int
     resolved: float
     stderr: float | None
+    stderr_estimator: StderrEstimator | None
     turns_mean: float | None
     sampled_tokens_mean: float | None
 
@@ -56,8 +63,8 @@ class SuiteScore:
         faults: trials that ended in an infrastructure fault; they are in no other figure.
         infra_rate: faults over all trials.
         resolved: mean over tasks of the share of attempts that resolved it; None without a graded trial.
-        stderr: standard error of `resolved`: across tasks with one attempt each, within tasks with several (the suite
-            is then the population).
+        stderr: standard error of `resolved`; None where it cannot be told.
+        stderr_estimator: what it is of (`StderrEstimator`); None without one.
         pass_at_k: unbiased estimate for every k up to the fewest attempts of a task; empty with one attempt a task.
         denominators: `all` trials, those that ended in a fault taken for unresolved (what Harbor prints, and the least
             that is true); those that were `graded`, which is `resolved`; and of these the `finished` ones, whose agent
@@ -80,6 +87,7 @@ class SuiteScore:
     infra_rate: float | None
     resolved: float | None
     stderr: float | None
+    stderr_estimator: StderrEstimator | None
     pass_at_k: Mapping[int, float]
     denominators: Mapping[str, Denominator]
     mean_reward: float | None
@@ -135,7 +143,7 @@ def aggregate(trials: Sequence[Trial], reward: RewardConfig | None = None) -> Su
     graded = [trial for trial in trials if trial.report is not None]
     faults = len(trials) - len(graded)
     by_task = _by_task(graded)
-    resolved, stderr = _resolved(by_task)
+    resolved, stderr, estimator = _resolved(by_task)
     passed, assertions = _assertions(graded)
     return SuiteScore(
         tasks=len(by_task),
@@ -144,6 +152,7 @@ def aggregate(trials: Sequence[Trial], reward: RewardConfig | None = None) -> Su
         infra_rate=faults / len(trials) if trials else None,
         resolved=resolved,
         stderr=stderr,
+        stderr_estimator=estimator,
         pass_at_k=_pass_at_k(by_task),
         denominators=_denominators(trials, graded),
         mean_reward=_mean_reward(by_task, reward or RewardConfig(credit="count")),
@@ -181,20 +190,20 @@ def _mean_of_means(by_task: Mapping[str, Sequence[Trial]], value: Callable[[Tria
     return _mean([_mean([value(trial) for trial in attempts]) for attempts in by_task.values()])
 
 
-def _resolved(by_task: Mapping[str, Sequence[Trial]]) -> tuple[float | None, float | None]:
-    """Mean of per-task means, and its standard error (None when it cannot be told)."""
+def _resolved(by_task: Mapping[str, Sequence[Trial]]) -> tuple[float | None, float | None, StderrEstimator | None]:
+    """Mean of per-task means, its standard error (None when it cannot be told), and what that is of."""
     n = len(by_task)
     if not n:
-        return None, None
+        return None, None, None
     counts = [(sum(_passed(trial) for trial in attempts), len(attempts)) for attempts in by_task.values()]
     rates = [won / tried for won, tried in counts]
     mean = _mean(rates)
     if all(tried > 1 for _, tried in counts):
         variance = sum((won / tried) * (1 - won / tried) / (tried - 1) for won, tried in counts)
-        return mean, math.sqrt(variance) / n
+        return mean, math.sqrt(variance) / n, "within_tasks"
     if n == 1:
-        return mean, None
-    return mean, math.sqrt(sum((rate - mean) ** 2 for rate in rates) / (n - 1) / n)
+        return mean, None, None
+    return mean, math.sqrt(sum((rate - mean) ** 2 for rate in rates) / (n - 1) / n), "across_tasks"
 
 
 def _pass_at_k(by_task: Mapping[str, Sequence[Trial]]) -> dict[int, float]:
@@ -213,11 +222,11 @@ def _by_class(class_of: Mapping[str, str], by_task: Mapping[str, Sequence[Trial]
     scores = {}
     for name in sorted(set(class_of.values())):
         tasks = {task: attempts for task, attempts in by_task.items() if class_of[task] == name}
-        resolved, stderr = _resolved(tasks)
+        resolved, stderr, estimator = _resolved(tasks)
         assert resolved is not None, "a class has at least one task"
         trials = [trial for attempts in tasks.values() for trial in attempts]
         turns, tokens = _mean_known(trials, _turns), _mean_known(trials, _sampled_tokens)
-        scores[name] = ClassScore(len(tasks), len(trials), resolved, stderr, turns, tokens)
+        scores[name] = ClassScore(len(tasks), len(trials), resolved, stderr, estimator, turns, tokens)
     return scores
 
 

@@ -144,6 +144,7 @@ def _result(job: Job, suite: Suite, conditions: Conditions, score: SuiteScore, k
         "n": score.trials,
         "pass_rate": score.resolved,
         "stderr": score.stderr,
+        "stderr_estimator": score.stderr_estimator,
         "mean_reward": score.mean_reward,
         "verifier_reward": score.verifier_reward,
         "assertions_passed": score.assertions_passed,

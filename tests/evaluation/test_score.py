@@ -60,6 +60,21 @@ def test_several_attempts_are_averaged_within_tasks_before_across_them():
     assert score.stderr == pytest.approx(math.sqrt(0.5 * 0.5 / 1) / 2)
 
 
+def test_a_score_names_the_estimator_of_its_standard_error_which_one_fault_may_change():
+    # One fault that left one task a single attempt changed what the error is of, and nobody was told.
+    whole = [trial(task, n == 1, n, category=task) for task in ("a", "b") for n in (1, 2)]
+    score, less = aggregate(whole), aggregate([*whole[:3], trial("b", None, 2, category="b")])
+    assert (score.stderr_estimator, less.stderr_estimator) == ("within_tasks", "across_tasks")
+    assert {name: one.stderr_estimator for name, one in less.by_category.items()} == {"a": "within_tasks", "b": None}
+    document = json.loads(json.dumps(less.to_json()))
+    assert document["stderr_estimator"] == "across_tasks"
+    assert document["by_category"]["a"]["stderr_estimator"] == "within_tasks"
+    assert aggregate(suite(True, False)).stderr_estimator == "across_tasks"
+    alone = aggregate(suite(True))
+    assert (alone.stderr, alone.stderr_estimator) == (None, None), "no error, no estimator"
+    assert aggregate([]).stderr_estimator is None
+
+
 def test_pass_at_k_is_the_unbiased_estimate():
     trials = [trial("a", n <= 1, n) for n in (1, 2, 3, 4)]
     score = aggregate(trials)

@@ -21,6 +21,7 @@ def result(**changes: Any) -> dict[str, Any]:
         "n": score.trials,
         "pass_rate": score.resolved,
         "stderr": score.stderr,
+        "stderr_estimator": score.stderr_estimator,
         "assertions_passed": score.assertions_passed,
         "turns_mean": score.turns_mean,
         "infra_rate": score.infra_rate,
@@ -37,6 +38,10 @@ def test_every_row_names_harness_and_profile_and_the_denominators_stand_beside_e
     assert (by_name["all"]["n"], by_name["all"]["pass_rate"]) == (2, 0.5)
     assert (by_name["trials: all"]["n"], by_name["trials: graded"]["n"]) == (3, 2)
     assert by_name["difficulty: hard"]["pass_rate"] == 0
+    assert (by_name["all"]["stderr_estimator"], by_name["difficulty: hard"]["stderr_estimator"]) == (
+        "across_tasks",
+        None,
+    )
 
 
 def test_the_description_says_what_is_missing_and_which_number_stands_for_the_suite() -> None:
