@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from components.curation.result import Flag, Rejection, listed
+from components.curation.result import UNPROBED, Flag, Rejection, listed
 from components.curation.traces import Traces
 from components.curation.unpack import LARGEST_FILE, Allowance, unpacked
 from components.pool import Task
@@ -73,6 +73,11 @@ class Told:
         return replace(
             self, beginnings=frozenset(beginnings), names=frozenset(names), whole=self.whole and not allowance.short
         )
+
+    def doubts(self) -> list[Flag]:
+        """Why no name is hidden, where not everything was looked at."""
+        said = "the archives of a box hold too much to tell which names are hidden"
+        return [] if self.whole else [Flag(UNPROBED, said)]
 
     def asks_for(self, path: str) -> bool:
         """Whether the instruction names it. A name without a folder or an ending may be any word."""

@@ -104,6 +104,7 @@ async def probe(rig: Rig, secrets: Secrets, config: ProbeConfig) -> list[Flag]:
         work = Work(before, after)
         _search_results(rig.task, work, secrets, told)
         seen = await asyncio.to_thread(told.seen, before)
+        flags += seen.doubts()
         flags += await _take_away(rig, box, work, seen, config.paths, budget)
     flags += await _fake(rig, work, budget)
     flags += unmentioned(rig.task)
@@ -172,9 +173,8 @@ async def _take_away(rig: Rig, box: Sandbox, work: Work, told: Told, most: int, 
         if not passes and path in hidden:
             detail = f"the tests fail without {path}, which neither the instruction nor the environment mentions"
             raise Refused(Rejection.HIDDEN_REQUIREMENT, detail)
-    flags = [] if told.whole else [Flag(UNPROBED, "the archives of a box hold too much to tell which names are hidden")]
     left_out = len(hidden) + len(asked) - most
-    return [*flags, Flag(UNPROBED, f"{left_out} more paths were not taken away")] if left_out > 0 else flags
+    return [Flag(UNPROBED, f"{left_out} more paths were not taken away")] if left_out > 0 else []
 
 
 async def _fake(rig: Rig, work: Work, budget: Budget) -> list[Flag]:

@@ -72,8 +72,10 @@ def test_what_a_box_unpacks_to_is_neither_kept_nor_more_than_one_allowance(told:
     finally:
         tracemalloc.stop()
     assert peak < 16 << 20
-    assert seen.is_hidden("/app/zyx")
-    assert not told.seen(bombs, 6 << 20).is_hidden("/app/zyx"), "what was left packed may tell of it"
+    assert (seen.is_hidden("/app/zyx"), seen.doubts()) == (True, [])
+    short = told.seen(bombs, 6 << 20)
+    assert not short.is_hidden("/app/zyx"), "what was left packed may tell of it"
+    assert [flag.kind for flag in short.doubts()] == ["unprobed"]
 
 
 def test_a_member_that_is_larger_than_what_may_be_unpacked_may_tell_of_any_name(told: Told) -> None:
