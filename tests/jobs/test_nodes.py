@@ -90,7 +90,11 @@ def test_boxes_are_spread_under_a_cap_and_a_lost_node_costs_those_that_it_had(
 def test_the_next_owner_finds_the_boxes_of_every_node(cluster: Any, config: CampaignConfig, state: Path) -> None:
     async def begin() -> set[str]:
         hosts = await open_hosts(config, state)
-        return {(await hosts.start(SMALL)).id for _ in range(3)}
+        begun = {(await hosts.start(SMALL)).id for _ in range(3)}
+        for host in hosts._hosts.values():  # the owner lives on here: its connections end as a killed one's would
+            host._link.close("killed")
+            await host._link._writer.wait_closed()
+        return begun
 
     async def go_on() -> Hosts:
         hosts = await open_hosts(config, state)
