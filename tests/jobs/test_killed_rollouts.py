@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -43,9 +44,19 @@ def _start(folder: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-m", "tests.jobs.rolling", folder, str(STEPS)], stderr=errors)
 
 
-def _alive(folder: Path) -> bool:
-    """Whether a trial has drawn something."""
-    return any(path.stat().st_size > 3_000 for path in folder.glob("finished/alive/*"))
+def _journals(folder: Path) -> dict[str, int]:
+    """Bytes of the journals of the trials that are alive."""
+    found = {}
+    for path in folder.glob("finished/alive/*"):
+        with contextlib.suppress(FileNotFoundError):  # it has ended
+            found[path.name] = path.stat().st_size
+    return found
+
+
+def _plays(folder: Path, before: dict[str, int]) -> bool:
+    """Whether a trial has drawn something, and the process that began with those journals is past their ends."""
+    now = _journals(folder)
+    return now != before and any(size > 3_000 for size in now.values())
 
 
 def _first_answers(folder: Path) -> dict[str, bytes]:
@@ -90,9 +101,10 @@ def killed(overrides: list[str]) -> Iterator[dict[str, Any]]:
     ended: set[str] = set()
     drawn: list[dict[str, bytes]] = []
     for number in range(KILLS):
+        before = _journals(folder)
         process = _start(folder)
         deadline = time.monotonic() + 120
-        while process.poll() is None and not _alive(folder) and time.monotonic() < deadline:
+        while process.poll() is None and not _plays(folder, before) and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(chance.uniform(0, 0.8))
         if process.poll() is None:
