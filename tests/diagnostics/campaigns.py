@@ -30,7 +30,7 @@ HEALTHY: Mapping[str, Value] = {
     "rollout/assertions_total": 400.0,
     "rollout/assertions_passed": lambda step: 0.5 + 0.01 * step,
     "rollout/zero_reward_share": 0.1,
-    "rollout/guards_broken": 1.0,
+    "rollout/guards_broken": lambda step: 8.0 + step % 3,
     "rollout/repeated_share": 0.03,
     "rollout/turns_mean": lambda step: 4.0 + 0.05 * step,
     "rollout/tampered": 0.0,
@@ -182,7 +182,11 @@ SUSPECT: Mapping[str, tuple[str, Campaign]] = {
     "one assertion a task": ("granularity", Campaign({"rollout/assertions_total": 64.0})),
     "most groups are alike": ("groups", Campaign({"group/count": 16.0, "group/zero_variance": 0.6})),
     "work against the verifier": ("tampering", Campaign({"rollout/tampered": 10.0})),
-    "old work is broken for new": ("guards", Campaign({"rollout/guards_broken": lambda step: float(step)})),
+    "old work is broken for new, more and more": (
+        "guards",
+        Campaign({"rollout/guards_broken": lambda step: 2.0 + step / 4}),
+    ),
+    "old work is broken in many trials": ("guards", Campaign({"rollout/guards_broken": 20.0})),
     "walls": ("token_wall", Campaign({"stop/token_limit": 30.0})),
     "the same again": ("repeated_commands", Campaign({"rollout/repeated_share": 0.4})),
     "a tail rule that starves the hard": (

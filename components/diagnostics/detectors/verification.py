@@ -14,7 +14,8 @@ RED_FLAT_GROUPS = 0.9
 """GRPO learns from the other groups alone; of the parent data's groups 44 % have no spread, and the paper's GRPO stood
 still (9.4)."""
 MAX_TAMPERED_SHARE = 0.05
-MAX_BROKEN_GUARDS = 0.05
+MAX_BROKEN_GUARDS = 0.25
+"""Of all trials; in a healthy campaign of the miniature it is an eighth, from the first step to the last."""
 GAMED_DROP = 2.0
 """Standard errors by which the held-out score must fall while rewards rise."""
 
@@ -64,8 +65,9 @@ def _guards(run: Run) -> Finding:
     trend = run.trend("rollout/guards_broken")
     evidence = () if trend is None else (f"a step: {trend.early:.1f} early, {trend.late:.1f} late",)
     text = f"{share:.1%} of trials broke what had worked before them (pass-to-pass assertions)"
-    rising = trend is None or not trend.fell
-    return Finding("guards", graded(share, MAX_BROKEN_GUARDS) if rising else Severity.OK, text, share, evidence)
+    rising = trend is not None and trend.rose
+    severity = Severity.WARN if rising or share > MAX_BROKEN_GUARDS else Severity.OK
+    return Finding("guards", severity, text + (", more and more" if rising else ""), share, evidence)
 
 
 def _gamed(run: Run) -> Finding:
@@ -119,7 +121,7 @@ DETECTORS = (
     Detector(
         "guards",
         ("rollout/guards_broken", "rollout/graded"),
-        f"more than {MAX_BROKEN_GUARDS:.0%} of trials, and not falling (ours)",
+        f"more than {MAX_BROKEN_GUARDS:.0%} of trials, or more late than early by twice the standard error (ours)",
         "read such trials: new assertions are paid for with old ones; `reward.credit: fail_to_pass` denies those",
         "a flaky task, if all are trials of one: its gate ran it twice",
         _guards,
