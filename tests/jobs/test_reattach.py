@@ -85,7 +85,7 @@ class Killer(threading.Thread):
 
 def _waiting(campaign: SmallCampaign) -> bool:
     folder = _folder(campaign)
-    return folder is not None and any(path.stat().st_size > 4_000 for path in folder.glob("finished/*/alive/*"))
+    return folder is not None and any(path.stat().st_size > 500 for path in folder.glob("finished/*/alive/*"))
 
 
 def _is_worker(process: psutil.Process) -> bool:
