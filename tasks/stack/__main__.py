@@ -1,13 +1,18 @@
-"""`python -m tasks.stack up|down`: the local stack, for people."""
+"""`python -m tasks.stack up|down`: the local stack, for people. `worker`: a worker of a Prefect server elsewhere.
+
+The last is for containers: it tells the server of pool, deployments and automations, and becomes the worker.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
+from components.errors import ConfigError
 from tasks.site import Site
 from tasks.space import explaining
-from tasks.stack import settings
+from tasks.stack import services, settings
 from tasks.stack.supervisor import Record, Stack
 from tasks.terminal import EXIT_INTERRUPTED, tell
 
@@ -17,10 +22,12 @@ SERVICES = ("prefect", "ray", "mlflow")
 def main() -> int:
     """Gives the exit code, 0 or what `tasks.terminal` makes of a failure."""
     parser = argparse.ArgumentParser(prog="python -m tasks.stack", description=__doc__)
-    parser.add_argument("command", choices=["up", "down"])
+    parser.add_argument("command", choices=["up", "down", "worker"])
     command = parser.parse_args().command
     try:
         site = Site.current()
+        if command == "worker":
+            return _become_worker(site)
         stack = Stack(site, lambda line: print(line, file=sys.stderr, flush=True))
         if command == "down":
             stopped = stack.down()
@@ -52,6 +59,21 @@ def _up(stack: Stack) -> Record:
         if not found:
             stack.down()
         raise
+
+
+def _become_worker(site: Site) -> int:
+    """Replaces this process by the worker, so that a signal of the container's engine reaches it."""
+    from tasks.stack.provision import provision
+
+    variables = {"prefect": "PREFECT_API_URL", "ray": "LONGSHELL_RAY_JOBS"}
+    if absent := [variable for name, variable in variables.items() if name not in site.given]:
+        raise ConfigError([f"{name} is not set: a worker alone starts no services" for name in absent], "environment")
+    site.home.mkdir(parents=True, exist_ok=True)
+    values = settings.environment(site)
+    settings.apply(values)
+    provision(values)
+    argv = services.worker(site).argv
+    os.execve(argv[0], argv, {**os.environ, **values})
 
 
 def _links(record: Record) -> str:

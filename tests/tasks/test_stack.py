@@ -15,11 +15,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+import tests.services as session
+from components.cluster import REPOSITORY
 from components.errors import ConfigError, ServiceError
 from tasks.site import Site
 from tasks.stack import ports, services, supervisor
+from tasks.stack.__main__ import main
 from tasks.stack.process import Identity
 from tasks.stack.services import Service, answers
+from tasks.stack.settings import WORK_POOL
 from tasks.stack.supervisor import Stack
 
 SERVER = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]))"
@@ -182,3 +186,38 @@ def test_a_user_who_waits_for_the_lock_finds_the_services_of_the_first(stack: St
     again = Stack(site, lambda line: None).up(["one"], pin=False)
     assert again.services == stack.up(["one"], pin=True).services
     assert time.monotonic() - started < 1.0
+
+
+def test_a_worker_of_a_server_elsewhere_wants_to_know_where_everything_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LONGSHELL_HOME", str(tmp_path / "home"))
+    for name in ("PREFECT_API_URL", "LONGSHELL_RAY_JOBS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "argv", ["tasks.stack", "worker"])
+    assert main() == 2
+    told = capfd.readouterr().err
+    assert "PREFECT_API_URL is not set" in told
+    assert "LONGSHELL_RAY_JOBS is not set" in told
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.nightly  # a container's command as it stands: ten seconds
+def test_a_worker_of_a_server_elsewhere_tells_it_of_everything_and_becomes_the_worker(tmp_path: Path) -> None:
+    environment = {**session.ui(), "LONGSHELL_HOME": str(tmp_path / "home"), "LONGSHELL_RAY_JOBS": "http://ray:8265"}
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tasks.stack", "worker"], cwd=REPOSITORY, env=environment, stdout=log, stderr=log
+        )
+    try:
+        listing = f"{environment['PREFECT_API_URL']}/work_pools/{WORK_POOL}/workers/filter"
+        before = services.fetch(listing, data=b"{}") or b""
+        deadline = time.monotonic() + 120
+        while len(json.loads(services.fetch(listing, data=b"{}") or b"[]")) == len(json.loads(before)):
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.5)
+        assert "prefect" in psutil.Process(process.pid).cmdline()[1]
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=60)
