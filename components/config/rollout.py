@@ -111,7 +111,10 @@ class DockerConfig(Section):
     """The engine of `sandbox.backend: docker`."""
 
     host: str = Field("unix:///var/run/docker.sock", pattern=r"^(unix:///.|tcp://.+:\d+$)")
-    """A socket here, or a machine that is reached over a network of its own (an ssh tunnel): tcp is not encrypted."""
+    """A socket here, or a machine: with `tls`, or over a network of its own (an ssh tunnel); tcp is not encrypted."""
+    tls: str | None = None
+    """A folder with `ca.pem`, `cert.pem` and `key.pem`: the engine at `tcp://` must be of that authority, and is shown
+    that certificate. Whoever may speak to an engine is root on its machine."""
     image: str = "debian:12"
     """What tasks without an image start from. Any that has bash; the engine has it or pulls it."""
     prewarm: int = Field(0, ge=0)
@@ -120,6 +123,14 @@ class DockerConfig(Section):
     """The engine's network for what a Dockerfile's RUN runs: `none`, `default`, `host`, or one that was made for it."""
     box_ttl_s: float = Field(86_400.0, gt=0)
     """An older box is removed by whoever sweeps the engine next and cannot see whether its owner lives."""
+
+    @model_validator(mode="after")
+    def _tls_goes_with_tcp(self) -> DockerConfig:
+        if self.tls is not None and not self.host.startswith("tcp://"):
+            raise ValueError(f"tls is for an engine at tcp://, not at {self.host}")
+        if self.tls is not None and not self.tls.startswith("/"):
+            raise ValueError(f"tls must be an absolute path, not {self.tls!r}")
+        return self
 
 
 class SandboxConfig(Section):

@@ -24,7 +24,7 @@ from components.sandbox.box import furnish
 from components.sandbox.contract import SandboxSpec
 from components.sandbox.docker import reaper
 from components.sandbox.docker.box import DockerBox, DockerLife
-from components.sandbox.docker.engine import Engine, is_missing
+from components.sandbox.docker.engine import Certificates, Engine, is_missing
 from components.sandbox.docker.images import SNAPSHOTS, Image, Images
 from components.sandbox.docker.outlet import Outlet
 from components.sandbox.docker.profile import host_config
@@ -396,7 +396,8 @@ class DockerBackend:
 
 async def open_docker(config: SandboxConfig, state_dir: Path) -> DockerBackend:
     """A backend on the configured engine, in which a box has really started; ConfigError says why there is none."""
-    engine = Engine(config.docker.host)
+    tls = config.docker.tls
+    engine = Engine(config.docker.host, Certificates(Path(tls)) if tls else None)
     backend: DockerBackend | None = None
     try:
         await engine.call("sandbox.backend=docker", lambda api: api.ping())

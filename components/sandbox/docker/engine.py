@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -21,7 +23,7 @@ import requests
 import urllib3
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
-from components.errors import FaultCause, InfraFault
+from components.errors import ConfigError, FaultCause, InfraFault
 
 API_VERSION = "1.41"
 """Of Docker 20.10; newer engines speak it too."""
@@ -35,16 +37,46 @@ Answer = TypeVar("Answer")
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class Engine:
-    """An engine at `host`: unix:///path or tcp://name:port."""
+class Certificates:
+    """A folder of Docker's own layout: `ca.pem`, whom to believe; `cert.pem` and `key.pem`, what to show."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, folder: Path) -> None:
+        """Reads them.
+
+        Raises:
+            ConfigError: one is missing, or they do not belong together.
+        """
+        authority, certificate, key = (str(folder / name) for name in ("ca.pem", "cert.pem", "key.pem"))
+        try:
+            self.context = ssl.create_default_context(cafile=authority)
+            self.context.load_cert_chain(certificate, key)
+        except OSError as error:  # ssl.SSLError is one
+            problem = f"{folder} must have ca.pem, cert.pem and key.pem that belong together: {error}"
+            raise ConfigError([problem], "sandbox.docker.tls") from error
+        self.of_sdk = docker.tls.TLSConfig(client_cert=(certificate, key), ca_cert=authority, verify=True)
+
+
+class Engine:
+    """An engine at `host`: unix:///path or tcp://name:port, the latter with certificates or in the clear."""
+
+    def __init__(self, host: str, certificates: Certificates | None = None) -> None:
         self.host = host
+        self._certificates = certificates
         self.api = self._client(CALL_S)
         self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, "docker")
 
     def _client(self, silence_s: float) -> Any:
-        return docker.APIClient(base_url=self.host, version=API_VERSION, timeout=silence_s, max_pool_size=CALLS_AT_ONCE)
+        client = docker.APIClient(
+            base_url=self.host,
+            version=API_VERSION,
+            timeout=silence_s,
+            max_pool_size=CALLS_AT_ONCE,
+            tls=self._certificates.of_sdk if self._certificates else False,
+        )
+        # requests would take REQUESTS_CA_BUNDLE before the authority that was given to it, and a proxy that the stream
+        # to a box knows nothing of.
+        client.trust_env = False
+        return client
 
     async def call(
         self, what: str, function: Callable[[Any], Answer], cause: FaultCause = FaultCause.SANDBOX
@@ -109,7 +141,9 @@ class Engine:
                     if place.scheme == "unix":
                         reader, writer = await asyncio.open_unix_connection(place.path)
                     else:
-                        reader, writer = await asyncio.open_connection(place.hostname, place.port)
+                        reader, writer = await asyncio.open_connection(
+                            place.hostname, place.port, ssl=self._certificates.context if self._certificates else None
+                        )
                     kept.callback(writer.close)
                     writer.write(f"POST {path} HTTP/1.1\r\nHost: docker\r\n{UPGRADE}\r\n\r\n".encode())
                     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
