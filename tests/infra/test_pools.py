@@ -1,4 +1,4 @@
-"""Templates of Prefect's work pools: every place is a variable that exists, and nothing is asked that no worker knows."""
+"""Templates of Prefect's work pools: every place is a variable that exists, and a worker knows all that is asked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KNOWN = {
     | {"annotations", "namespace", "job_manifest", "cluster_config"}
     | {"job_watch_timeout_seconds", "pod_watch_timeout_seconds"},
 }
-"""What the workers of Prefect 3.9.1, prefect-docker 0.7.4 and prefect-kubernetes 0.8.0 read of a job's configuration."""
+"""What workers of Prefect 3.9.1, prefect-docker 0.7.4 and prefect-kubernetes 0.8.0 read of a job's configuration."""
 
 
 def template(kind: str) -> dict[str, Any]:
