@@ -218,8 +218,8 @@ class RolloutConfig(Section):
     starts_per_s: float = Field(200.0, gt=0)
     """Token bucket on sandbox creation."""
     reattach_s: float = Field(600.0, ge=0)
-    """How long a leg's sandboxes outlive a job that is killed. The next attempt that comes in time goes on with its
-    trials where they were; what comes later starts them anew."""
+    """How long sandboxes outlive a job that is killed, and those of what a leg carries the leg. The next attempt, or
+    leg, that comes in time goes on with the trials where they were; what comes later starts them anew."""
     max_attempts: int = Field(2, ge=1)
     """Launches of one task whose trials end in infrastructure faults, before another task takes its place."""
     max_fault_share: float = Field(0.5, gt=0, le=1)

@@ -33,7 +33,7 @@ async def open_hosts(config: CampaignConfig, state: Path) -> Hosts:
     """The hosts of a leg; those that an earlier attempt left, with their boxes, where they live.
 
     Args:
-        state: the job's scratch folder. A node's host has its own there, under the same name.
+        state: scratch that the legs of a stage share. A node's host has its own there, under the same name.
 
     Raises:
         ConfigError: no sandbox can be had.

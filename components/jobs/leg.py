@@ -233,6 +233,7 @@ def stepped(
     """
     require(job.config)
     shutil.rmtree(job.folder / "batches", ignore_errors=True)
+    leaves = last < course.total and job.config.rollout.tail == "carry"
     position = resume(job, course.stage, last, begins=job.inputs["state"] is None)
     if position.step > first:
         log.info("continuing at step %d: steps %d to %d are committed", position.step, first, position.step - 1)
@@ -240,12 +241,14 @@ def stepped(
     commits = Commits(job, course.stage, first=position.step, total=last - first, held=held, leg=job.index)
     with (
         commits,
-        _rollouts(job, course, checkpoint) as rollouts,
+        _rollouts(job, course, checkpoint, leaves=leaves) as rollouts,
         _trainer(job, checkpoint, position.state) as trainer,
     ):
         if position.step < last:
             Leg(job, course, trainer, rollouts, checkpoint, commits).run(position.step, last)
         yield trainer
+    if not leaves:
+        shutil.rmtree(_shared(job, course), ignore_errors=True)  # a host that ends late removes its part
 
 
 def totals(job: Job, course: Course, first: int, last: int) -> dict[str, Any]:
@@ -260,8 +263,11 @@ def totals(job: Job, course: Course, first: int, last: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _rollouts(job: Job, course: Course, checkpoint: Path) -> Iterator[RolloutSide]:
-    """The rollout actor with its samplers, for the time of the leg."""
+def _rollouts(job: Job, course: Course, checkpoint: Path, *, leaves: bool) -> Iterator[RolloutSide]:
+    """The rollout actor with its samplers, for the time of the leg.
+
+    One that `leaves` hands its boxes, and the trials that wait in them, to the next leg, unless it fails or is stopped.
+    """
     ray.init(address="auto", logging_level="warning")
     rollouts = RolloutSide(
         job.campaign,
@@ -270,13 +276,23 @@ def _rollouts(job: Job, course: Course, checkpoint: Path) -> Iterator[RolloutSid
         str(checkpoint),
         job.config.seed * 1_000 + job.index,
         str(job.folder),
-        str(job.folder / "finished" / _lineage(job, course)),
+        str(_shared(job, course)),
+        str(_shared(job, course) / "finished" / _lineage(job, course)),
     )
+    end = rollouts.close
     try:
         rollouts.open()
         yield rollouts
+        if leaves:
+            end = rollouts.leave
     finally:
-        rollouts.close()
+        end()
+
+
+def _shared(job: Job, course: Course) -> Path:
+    """Scratch of the stage: what its legs hand to each other, and a killed one to its next attempt. Removed with the
+    last."""
+    return job.folder.with_name(course.stage)
 
 
 def _lineage(job: Job, course: Course) -> str:

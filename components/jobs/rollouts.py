@@ -1,13 +1,14 @@
 """The rollout side of a leg: a Ray actor that turns a weight version and the next tasks of the pool into a batch.
 
 It lives in a process of its own, so that parsing, sockets and sandboxes never wait for the trainer's interpreter. The
-actor dies with the job that owns it. Its sandboxes live in a process of their own again, which waits for the next.
+actor dies with the job that owns it. Its sandboxes live in a process of their own again, which waits for the next
+attempt at the leg, or for the leg after it.
 
 Invariant: a batch folder is written whole before `generate` returns; every turn that its step drew is of `version`, and
 no turn is in flight. Trials that the step carries wait here for the next. A trial that has ended is on disk before it
-counts, and the actor of the next attempt takes it from there; one that was alive when the actor died goes on in that
-actor's successor where its sandbox lives, and starts anew elsewhere. A trial whose record may not be trained on has
-faulted: it is in no batch, and its task is tried again.
+counts, and the actor's successor takes it from there; one that was alive when the actor died goes on in that successor
+where its sandbox lives, and starts anew elsewhere. A trial whose record may not be trained on has faulted: it is in no
+batch, and its task is tried again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from components.config import CampaignConfig, RolloutConfig, validate
 from components.errors import DriftError, RecordError
@@ -53,7 +55,13 @@ CLOSE_S = 8.0
 
 
 class Rollouts:
-    """Generates the batches of one leg, one after another. Made an actor by `RolloutSide`."""
+    """Generates the batches of one leg, one after another. Made an actor by `RolloutSide`.
+
+    Args:
+        state: the job's scratch folder.
+        boxes: scratch that the stage's legs share: where the sandboxes are.
+        finished: the same for what the trials did.
+    """
 
     def __init__(
         self,
@@ -63,6 +71,7 @@ class Rollouts:
         checkpoint: str,
         seed: int,
         state: str,
+        boxes: str,
         finished: str,
     ) -> None:
         self._campaign = campaign
@@ -71,7 +80,7 @@ class Rollouts:
         self._tasks: dict[str, Task] = {}
         self._checkpoint = Path(checkpoint)
         self._seed = seed
-        self._state = Path(state)
+        self._state, self._boxes = Path(state), Path(boxes)
         self._stack = AsyncExitStack()  # for the life of the process, whose end also ends the sandboxes
         self._opened: tuple[Rollout[Task], World] | None = None
         self._finished = FinishedTrials(Path(finished))
@@ -96,6 +105,12 @@ class Rollouts:
     async def close(self) -> None:
         """Ends the samplers, and what sandboxes there are."""
         await self._stack.aclose()
+
+    async def leave(self) -> None:
+        """Ends the samplers alone. The boxes wait for the next leg, and the trials at the barrier go on there as after
+        the kill of a job: this process must end without another word to either."""
+        _, world = await self._open()
+        await world.fleet.close()
 
     async def hold(self) -> tuple[dict[int, str], list[str]]:
         """The samplers that a publication is for, by their places, held until `release`; and what was told since."""
@@ -167,7 +182,7 @@ class Rollouts:
             config, barrier = self._config, Barrier()
             drawing = Drawing(self._seed, routing=True, tell=self._told_of)
             world = await self._stack.enter_async_context(
-                open_world(config, self._checkpoint, self._state, drawing, outliving=True)
+                open_world(config, self._checkpoint, self._state, drawing, boxes=self._boxes)
             )
             rollout = Rollout(
                 campaign=self._campaign,
@@ -268,8 +283,10 @@ class RolloutSide:
     """The actor, as the leg sees it. What the actor tells about its samplers becomes warnings in the job's log."""
 
     def __init__(self, *arguments: Any) -> None:
-        """A `Rollouts` in a process of its own; `arguments` are its."""
-        self._actor = ray.remote(num_cpus=0, max_restarts=0)(Rollouts).remote(*arguments)
+        """A `Rollouts` in a process of its own; `arguments` are its. It is on this node, whose folders both use: Ray
+        puts an actor that asks for nothing on any."""
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self._actor = ray.remote(num_cpus=0, max_restarts=0, scheduling_strategy=here)(Rollouts).remote(*arguments)
 
     def open(self) -> None:
         """See `Rollouts.open`."""
@@ -297,7 +314,14 @@ class RolloutSide:
 
     def close(self) -> None:
         """Ends the actor, in order if it manages to in time: what it started ends with it in any case."""
-        ray.wait([self._actor.close.remote()], timeout=CLOSE_S)
+        self._end(self._actor.close.remote())
+
+    def leave(self) -> None:
+        """Ends the actor, but not its boxes: the next leg goes on with the trials that wait in them."""
+        self._end(self._actor.leave.remote())
+
+    def _end(self, ending: ray.ObjectRef) -> None:
+        ray.wait([ending], timeout=CLOSE_S)
         ray.kill(self._actor)
 
 

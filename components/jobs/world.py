@@ -103,14 +103,14 @@ class Drawing:
 
 @asynccontextmanager
 async def open_world(
-    config: CampaignConfig, checkpoint: Path, state: Path, drawing: Drawing, *, outliving: bool = False
+    config: CampaignConfig, checkpoint: Path, state: Path, drawing: Drawing, *, boxes: Path | None = None
 ) -> AsyncIterator[World]:
     """Sandboxes, and samplers that serve `checkpoint` as version 0.
 
     Args:
         state: the job's scratch folder.
-        outliving: whether the boxes outlive this process (`rollout.reattach_s`), and those of the one before it are
-            taken over.
+        boxes: a folder in which the boxes outlive this process (`rollout.reattach_s`), where those of the one before
+            it are taken over. None: they end with it.
 
     Raises:
         CheckpointError: `checkpoint` is no model folder, or its parts are not of one model; nothing was started.
@@ -122,7 +122,7 @@ async def open_world(
     serving = Serving(config.sampler, checkpoint, drawing.seed, drawing.routing, state)
     async with AsyncExitStack() as stack:
         launcher = await stack.enter_async_context(_launcher(serving))
-        opening = await stack.enter_async_context(_opening_hosts(config, state)) if outliving else None
+        opening = await stack.enter_async_context(_opening_hosts(config, boxes)) if boxes else None
         fleet = await stack.enter_async_context(open_fleet(serving, launcher, drawing.tell))
         hosts = None if opening is None else await opening
         backend = await open_backend(config.sandbox, state) if hosts is None else hosts
@@ -131,9 +131,9 @@ async def open_world(
 
 
 @asynccontextmanager
-async def _opening_hosts(config: CampaignConfig, state: Path) -> AsyncIterator[asyncio.Task[Hosts]]:
+async def _opening_hosts(config: CampaignConfig, boxes: Path) -> AsyncIterator[asyncio.Task[Hosts]]:
     """Hosts that start while the samplers do. What has failed tells whoever awaits it, and nobody else."""
-    opening = asyncio.create_task(open_hosts(config, state))
+    opening = asyncio.create_task(open_hosts(config, boxes))
     try:
         yield opening
     finally:

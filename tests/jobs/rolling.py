@@ -1,7 +1,8 @@
 """A process that runs steps of a leg's rollouts, to be killed: real boxes, a journal, an agent that follows a script.
 
-`python -m tests.jobs.rolling FOLDER STEPS`, with a pool in FOLDER/pool. What a step hands to the next is in FOLDER, as
-a leg has it in its store; a step whose batch is there is not run again.
+`python -m tests.jobs.rolling FOLDER STEPS [leave]`, with a pool in FOLDER/pool. What a step hands to the next is in
+FOLDER, as a leg has it in its store; a step whose batch is there is not run again. Told to `leave`, it leaves its boxes
+as a leg does that another follows.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,9 +72,9 @@ class Scripted:
 
 
 @asynccontextmanager
-async def world(config: Any, checkpoint: Path, state: Path, drawing: Any, *, outliving: bool) -> AsyncIterator[Any]:
+async def world(config: Any, checkpoint: Path, state: Path, drawing: Any, *, boxes: Path) -> AsyncIterator[Any]:
     """The world of a leg, whose sampler is a script."""
-    hosts = await open_hosts(config, state)
+    hosts = await open_hosts(config, boxes)
     template = template_for(ByteTokenizer(), config.harness)
 
     async def run(attempt: Any, sampling: Any, *, capture: bool, barrier: Barrier, past: Continuation) -> Trial:
@@ -92,18 +94,18 @@ async def world(config: Any, checkpoint: Path, state: Path, drawing: Any, *, out
         )
 
     try:
-        fleet = SimpleNamespace(metrics=dict)
+        fleet = SimpleNamespace(metrics=dict, close=partial(asyncio.sleep, 0))
         yield SimpleNamespace(tokenizer=ByteTokenizer(), run=run, fleet=fleet, backend=hosts, hosts=hosts)
     finally:
         await hosts.close()
 
 
-async def steps(folder: Path, last: int) -> None:
+async def steps(folder: Path, last: int, *, leave: bool) -> None:
     """Steps up to, not including, `last`, from the first whose record is not there."""
     rollouts.open_world = world  # type: ignore[assignment]
     config = load(MINIATURE, [*OVERRIDES, *json.loads((folder / "overrides.json").read_text())])
-    places = str(folder / "pool"), "checkpoint", 0, str(folder / "state"), str(folder / "finished")
-    actor = rollouts.Rollouts("c", config.model_dump(mode="json"), *places)
+    places = (str(folder / name) for name in ("scratch", "state", "finished"))
+    actor = rollouts.Rollouts("c", config.model_dump(mode="json"), str(folder / "pool"), "checkpoint", 0, *places)
     record: dict[str, Any] = {"cursor": asdict(Cursor(1)), "unfinished": []}
     for step in range(last):
         path = folder / f"record-{step}.json"
@@ -115,8 +117,11 @@ async def steps(folder: Path, last: int) -> None:
             temporary.rename(path)
             await asyncio.sleep(0.2)  # what is carried waits, as for an update
         record = json.loads(path.read_text())
+    if leave:
+        await actor.leave()
+        os._exit(0)  # as Ray ends an actor
     await actor.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(steps(Path(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(steps(Path(sys.argv[1]), int(sys.argv[2]), leave="leave" in sys.argv[3:]))

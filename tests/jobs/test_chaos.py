@@ -115,7 +115,7 @@ class Killer(threading.Thread):
 
 
 def _folder(campaign: SmallCampaign) -> list[Path]:
-    return list(Path(tempfile.gettempdir()).glob(f"longshell-*/{campaign.name}/rl-1"))
+    return list(Path(tempfile.gettempdir()).glob(f"longshell-*/{campaign.name}/rl*"))
 
 
 def _ended(campaign: SmallCampaign) -> set[str]:

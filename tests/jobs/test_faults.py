@@ -88,8 +88,9 @@ class Leg:
         """A process that runs one step from the record before it, commits its own, and is killed. What it served."""
         self.served.clear()
         config = load(MINIATURE, [*CARRYING, *self.overrides]).model_dump(mode="json")
-        folders = str(self.pool.folder), "checkpoint", 0, str(self.folder / "state"), str(self.folder / "finished")
-        actor, before = Rollouts("c", config, *folders), json.loads(json.dumps(self.record))
+        folders = (str(self.folder / name) for name in ("scratch", "state", "finished"))
+        actor = Rollouts("c", config, str(self.pool.folder), "checkpoint", 0, *folders)
+        before = json.loads(json.dumps(self.record))
         batch = str(self.folder / f"batch-{step}")
         self.record = await actor.generate(step, step, before["cursor"], before["unfinished"], batch)
         await end_all()

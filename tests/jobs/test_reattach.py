@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import tempfile
 import threading
 import time
@@ -15,7 +17,8 @@ import pytest
 
 from components.errors import JobFailed
 from components.pool.directory import IMAGE
-from components.rollout import Journals, Origin, SpooledBatch, load_batch
+from components.rollout import LedgerRow, Origin, SpooledBatch, load_batch
+from components.rollout.journal import _records
 from tests import dockerd
 from tests.jobs.conftest import SmallCampaign
 
@@ -27,7 +30,7 @@ OVERRIDES = (f"rl.leg_steps={STEPS}", "rollout.oversample=1.0", "rollout.max_sta
 
 
 def _folder(campaign: SmallCampaign) -> Path | None:
-    return next(iter(Path(tempfile.gettempdir()).glob(f"longshell-*/{campaign.name}/rl-1")), None)
+    return next(iter(Path(tempfile.gettempdir()).glob(f"longshell-*/{campaign.name}/rl")), None)
 
 
 def _hosts(campaign: SmallCampaign) -> list[psutil.Process]:
@@ -37,19 +40,15 @@ def _hosts(campaign: SmallCampaign) -> list[psutil.Process]:
 
 
 def _drawn(campaign: SmallCampaign) -> dict[str, list[tuple[bytes, bytes]]]:
-    """Ids and log-probs of what the trials that are alive have drawn, by trial."""
+    """Ids and log-probs of what the trials that have a box have drawn, by trial; of some nothing yet."""
     folder = _folder(campaign)
     found: dict[str, list[tuple[bytes, bytes]]] = {}
-    for alive in [] if folder is None else folder.glob("finished/*/alive"):
-        for path in alive.iterdir():
-            journal = Journals(alive).open(path.name, {})
-            answers = [event for event in journal._past if event.kind == "answer"]
-            journal.close()
-            if answers:
-                found[path.name] = [
-                    (event.blob[: 4 * event.facts["ids"]], event.blob[4 * event.facts["ids"] : 8 * event.facts["ids"]])
-                    for event in answers
-                ]
+    for path in [] if folder is None else folder.glob("finished/*/alive/*"):
+        with contextlib.suppress(FileNotFoundError):  # it has ended
+            events = [(body, blob) for body, blob, _ in _records(path, blobs=True)][1:]
+            if events and events[0][0]["kind"] == "start":
+                answers = [(body["facts"]["ids"], blob) for body, blob in events if body["kind"] == "answer"]
+                found[path.name] = [(blob[: 4 * ids], blob[4 * ids : 8 * ids]) for ids, blob in answers]
     return found
 
 
@@ -65,7 +64,7 @@ class Killer(threading.Thread):
     def run(self) -> None:
         campaign, deadline = self._campaign, time.monotonic() + 600
         second = f"campaigns/{campaign.name}/rl/steps/000001/record.json"
-        while not (campaign.store.exists(second) and _waiting(campaign)):
+        while not (campaign.store.exists(second) and any(_drawn(campaign).values())):
             if time.monotonic() > deadline:
                 return
             time.sleep(0.01)
@@ -75,21 +74,20 @@ class Killer(threading.Thread):
                 process.kill()
                 process.wait(10)
         if self._host:
-            for process in _hosts(campaign):
+            hosts = _hosts(campaign)
+            for process in hosts:
                 if "components.sandbox.host" in " ".join(process.cmdline()):
                     process.kill()
-        worker = [process for process in psutil.process_iter(["cmdline"]) if _is_worker(process)]
-        psutil.wait_procs(worker, 30)
+            psutil.wait_procs(hosts, 30)
+        psutil.wait_procs([each for each in psutil.Process().children(recursive=True) if _is_worker(each)], 30)
         self.drawn = _drawn(campaign)
 
 
-def _waiting(campaign: SmallCampaign) -> bool:
-    folder = _folder(campaign)
-    return folder is not None and any(path.stat().st_size > 500 for path in folder.glob("finished/*/alive/*"))
-
-
 def _is_worker(process: psutil.Process) -> bool:
-    return " ".join(process.info["cmdline"] or []).startswith("ray::Rollouts")
+    try:
+        return " ".join(process.cmdline()).startswith("ray::Rollouts")
+    except psutil.Error:
+        return False
 
 
 @pytest.fixture(scope="module", params=["namespace", pytest.param("docker", marks=dockerd.needs_docker)])
@@ -121,7 +119,7 @@ def killed(
     with pytest.raises(JobFailed):
         made.run("rl", inputs, index=1)
     killer.join()
-    assert killer.drawn, "nobody was alive"
+    assert any(killer.drawn.values()), "nobody had drawn anything"
     assert (_hosts(made) == []) == host
     made.run("rl", inputs, index=1)
     batches = [load_batch(made.store.tree(f"campaigns/{made.name}/rl/batches/{step:06d}")) for step in range(STEPS)]
@@ -131,6 +129,13 @@ def killed(
 def _reattached(killed: dict[str, Any]) -> float:
     steps = range(STEPS)
     return sum(float(killed["campaign"].record(step)["metrics"].get("rollout/reattached", 0)) for step in steps)
+
+
+def _turns(row: LedgerRow) -> int:
+    """After how many turns a trial went on."""
+    found = re.search(r"it goes on after turn (\d+)", row.detail)
+    assert found is not None
+    return int(found[1])
 
 
 def test_trials_go_on_where_their_boxes_live_and_start_anew_where_they_do_not(killed: dict[str, Any]) -> None:
@@ -145,7 +150,9 @@ def test_trials_go_on_where_their_boxes_live_and_start_anew_where_they_do_not(ki
         assert all(row.streak > 0 for row in anew if row.origin is Origin.RETURNED)
     else:
         assert len(gone_on) == _reattached(killed) > 0
-        assert {row.trial_id for row in gone_on} <= set(killed["drawn"])
+        drawn = {name: len(answers) for name, answers in killed["drawn"].items()}
+        assert {row.trial_id: _turns(row) for row in gone_on}.items() <= drawn.items()
+        assert any(_turns(row) for row in gone_on)
         assert {row.origin for row in gone_on} <= {Origin.RESUMED, Origin.DRAWN}
 
 
@@ -182,4 +189,4 @@ def test_nothing_counts_twice_and_nothing_drifts(killed: dict[str, Any]) -> None
 
 def test_no_box_and_no_host_is_left(killed: dict[str, Any]) -> None:
     assert _hosts(killed["campaign"]) == []
-    assert _folder(killed["campaign"]) is None
+    assert list(Path(tempfile.gettempdir()).glob(f"longshell-*/{killed['campaign'].name}/rl*")) == []

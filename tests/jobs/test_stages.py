@@ -136,7 +136,7 @@ def _kill_after_two_commits(campaign: SmallCampaign, within_s: float = 300.0) ->
 def _under_way(campaign: SmallCampaign) -> dict[int, set[str]]:
     """Trials that have ended in a step whose batch is not in the store, by that step."""
     found: dict[int, set[str]] = {}
-    for place in Path(tempfile.gettempdir()).glob(f"longshell-*/{campaign.name}/rl-1/finished/*/[0-9]*/[!.]*"):
+    for place in Path(tempfile.gettempdir()).glob(f"longshell-*/{campaign.name}/rl/finished/*/[0-9]*/[!.]*"):
         found.setdefault(int(place.parent.name), set()).add(place.name)
     batches = f"campaigns/{campaign.name}/rl/batches"
     return {step: ended for step, ended in found.items() if not campaign.store.exists(f"{batches}/{step:06d}")}
