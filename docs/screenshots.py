@@ -1,7 +1,7 @@
 """The pictures in `docs/images/`, taken of a finished campaign in a headless browser.
 
-`python docs/screenshots.py --prefect URL --mlflow URL --campaign miniature-s1`, with the stack of the campaign's home
-up (`make ui` prints both URLs). Needs Debian's `chromium` and `chromium-driver`.
+`python docs/screenshots.py --prefect URL --mlflow URL --store var/store --campaign miniature-s1`, with the stack of the
+campaign's home up (`make ui` prints both URLs). Needs Debian's `chromium` and `chromium-driver`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from components.artifacts import ArtifactStore, open_store
 
 IMAGES = Path(__file__).parent / "images"
 WIDTH, HEIGHT = 1600, 1000
@@ -135,10 +137,22 @@ def mlflow_picture(camera: Camera, mlflow: str, campaign: str) -> None:
     camera.take("mlflow-run.png")
 
 
+def trajectory_picture(camera: Camera, store: ArtifactStore, campaign: str) -> None:
+    """The page of a trial: the first of those of the last report that has its token gaps."""
+    pages = [key for key in store.list(f"campaigns/{campaign}/diagnose") if "/trajectories/" in key]
+    camera.size(1280, 800)
+    for page in reversed(pages):
+        camera.open(Path(store.address(page)).absolute().as_uri())
+        if camera.driver.find_elements(By.ID, "gap"):
+            camera.take("trajectory.png")
+            return
+    raise ValueError(f"{campaign} has no report with a trial whose gaps are known")
+
+
 def main() -> None:
     """Takes all pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("prefect", "mlflow", "campaign"):
+    for name in ("prefect", "mlflow", "store", "campaign"):
         parser.add_argument(f"--{name}", required=True)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as profile:
@@ -146,6 +160,7 @@ def main() -> None:
         try:
             prefect_pictures(camera, arguments.prefect, arguments.campaign)
             mlflow_picture(camera, arguments.mlflow, arguments.campaign)
+            trajectory_picture(camera, open_store(arguments.store), arguments.campaign)
         finally:
             camera.driver.quit()
 

@@ -10,8 +10,9 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from components.config import CampaignConfig
 from tasks import tracking
 from tasks.campaign import campaign_name
-from tasks.drive import STAGE, drive
+from tasks.drive import STAGE, Driven, drive
 from tasks.results import Diagnosis, Score
+from tasks.trajectories import link_trajectories
 
 
 @task(name="diagnose", **STAGE)
@@ -29,13 +30,13 @@ def diagnose(config: CampaignConfig, scores: Sequence[Score], leg: int | None = 
     }
     driven = drive(config, "diagnose", leg or 0, inputs)
     result, name = driven.result, campaign_name(config)
-    report = driven.store.get_bytes(result["report"])
     place = "diagnosis" if leg is None else f"diagnosis/leg-{leg}"
     key = f"{name}-diagnosis" if leg is None else f"{name}-diagnosis-leg-{leg}"
-    create_markdown_artifact(report.decode(), key=key, description=f"verdict: {result['verdict']}")
+    report, whole = _linked(driven, name, place)
+    create_markdown_artifact(report, key=key, description=f"verdict: {result['verdict']}")
     tracker = tracking.tracker()
-    tracker.log_bytes(driven.parent, f"{place}/report.md", report)
-    tracker.log_bytes(driven.parent, f"{place}/report.html", driven.store.get_bytes(result["page"]))
+    tracker.log_bytes(driven.parent, f"{place}/report.md", report.encode())
+    tracker.log_bytes(driven.parent, f"{place}/report.html", whole)
     if leg is None:
         for figure in result["figures"]:
             tracker.log_bytes(driven.parent, f"figures/{figure.rpartition('/')[2]}", driven.store.get_bytes(figure))
@@ -46,3 +47,19 @@ def diagnose(config: CampaignConfig, scores: Sequence[Score], leg: int | None = 
     return Diagnosis(
         result["report"], tuple(result["figures"]), result["verdict"], result["severity"], tuple(result["findings"])
     )
+
+
+def _linked(driven: Driven, campaign: str, place: str) -> tuple[str, bytes]:
+    """The report as Markdown and as a page, whose trials lead to their pages and traces in MLflow."""
+    from components.diagnostics import page
+    from components.diagnostics.trajectory import Chosen, beside, section
+
+    store, result = driven.store, driven.result
+    report, trajectories = store.get_bytes(result["report"]).decode(), result.get("trajectories")
+    if not trajectories:  # none is worth it, or the job was one of before
+        return report, store.get_bytes(result["page"])
+    read = [Chosen.from_json(told) for told in trajectories]
+    links = link_trajectories(store, driven.parent, campaign, trajectories, place)
+    text = report.replace(section(read, beside(links)), section(read, links))
+    drawn = {key.rpartition("/")[2].removesuffix(".png"): store.get_bytes(key) for key in result["figures"]}
+    return text, page(report.partition("\n")[0].removeprefix("# "), text, drawn).encode()

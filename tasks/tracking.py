@@ -47,6 +47,20 @@ def campaign_run(name: str, config: CampaignConfig, tags: dict[str, str]) -> Run
 
 def link(run: Run) -> str | None:
     """Where a person sees the run's charts; None when no MLflow server runs."""
+    return _page(run, f"runs/{run.run_id}/model-metrics")
+
+
+def file_link(run: Run, path: str) -> str | None:
+    """Where a person sees a file that is kept with the run; None when no MLflow server runs."""
+    return _page(run, f"runs/{run.run_id}/artifacts/{path}")
+
+
+def trace_link(run: Run, trace_id: str) -> str | None:
+    """Where a person sees a trace; None when no MLflow server runs."""
+    return _page(run, f"traces?selectedEvaluationId={trace_id}&traceId={trace_id}")
+
+
+def _page(run: Run, place: str) -> str | None:
     site = Site.current()
     server = site.tracking_uri if site.tracking_uri.startswith("http") else site.service("mlflow")
-    return f"{server}/#/experiments/{run.experiment_id}/runs/{run.run_id}/model-metrics" if server else None
+    return f"{server}/#/experiments/{run.experiment_id}/{place}" if server else None

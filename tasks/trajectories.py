@@ -1,11 +1,15 @@
-"""A few trajectories of an evaluation as MLflow traces: failures first, since those are what one wants to read."""
+"""A few trajectories as MLflow traces: of an evaluation, failures first; of a leg, those that its report names."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prefect import get_run_logger
+
 from components.artifacts import ArtifactStore
+from components.errors import LongshellError
 from tasks import tracking
 
 if TYPE_CHECKING:
@@ -13,6 +17,8 @@ if TYPE_CHECKING:
     from components.tracking import Run, Trajectory
 
 FAILURES, SUCCESSES = 4, 2
+PAGE = "longshell.page"
+"""Tag of a trace: where the trial's page is."""
 
 
 def log_trajectories(store: ArtifactStore, run: Run, trials_key: str, checkpoint_key: str, step: int) -> int:
@@ -26,7 +32,44 @@ def log_trajectories(store: ArtifactStore, run: Run, trials_key: str, checkpoint
     failed = [pair for pair in graded if not pair[1].outcome][:FAILURES]
     passed = [pair for pair in graded if pair[1].outcome][:SUCCESSES]
     shown = [_trajectory(trial, reward, tokenizer) for trial, reward in failed + passed]
-    return sum(log_trajectory(tracking.tracker(), run, each, step) for each in shown)
+    traces = [log_trajectory(tracking.tracker(), run, each, step) for each in shown]
+    return sum(trace is not None and trace.is_new for trace in traces)
+
+
+def link_trajectories(
+    store: ArtifactStore, run: Run, campaign: str, trajectories: Sequence[Mapping[str, Any]], place: str
+) -> dict[str, dict[str, str]]:
+    """Keeps the pages of a report's trials with the run, below `place`, and their traces; gives the links of each.
+
+    Without an MLflow server there is nothing to link to, and a page stands beside its report. A trial that cannot be
+    read has neither; the job has told why.
+    """
+    from components.diagnostics.trajectory import page_of
+
+    links: dict[str, dict[str, str]] = {}
+    for told in (each for each in trajectories if each["page"] is not None):
+        trial, path = told["row"]["trial_id"], page_of(told["row"]["trial_id"])
+        tracking.tracker().log_bytes(run, f"{place}/{path}", store.get_bytes(told["page"]))
+        links[trial] = {"page": tracking.file_link(run, f"{place}/{path}") or path}
+        if (trace := _trace(store, run, campaign, told, links[trial]["page"])) is not None:
+            links[trial]["trace"] = trace
+    return links
+
+
+def _trace(store: ArtifactStore, run: Run, campaign: str, told: Mapping[str, Any], page: str) -> str | None:
+    """The link of a trial's trace. A report that lacks one is better than none."""
+    from components.rollout import load_batch
+    from components.tracking import log_trajectory
+
+    try:
+        trial_id = told["row"]["trial_id"]
+        batch = load_batch(store.tree(told["batch"]), only={trial_id})
+        seen = _trajectory(batch.trials[0], batch.rewards[0], _Decoder(store.tree(f"campaigns/{campaign}/tokenizer")))
+    except LongshellError as error:
+        get_run_logger().warning("trial %s has no trace: %s", told["row"]["trial_id"], error)
+        return None
+    trace = log_trajectory(tracking.tracker(), run, seen, int(told["step"]), {PAGE: page})
+    return None if trace is None else tracking.trace_link(run, trace.trace_id)
 
 
 class _Decoder:

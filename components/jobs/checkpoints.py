@@ -15,8 +15,22 @@ def publish_checkpoint(job: Job, trainer: Trainer, key: str, *, tokenizer_from: 
     """Puts the actor's weights and the tokenizer of `tokenizer_from` into the store under `key`, in one instant."""
     folder = job.folder / "checkpoint"
     trainer.save_hf(folder)
-    for name in TOKENIZER_FILES:
-        if (tokenizer_from / name).is_file():
-            shutil.copy(tokenizer_from / name, folder / name)
+    _copy_tokenizer(tokenizer_from, folder)
     job.store.put_tree(key, folder)
     shutil.rmtree(folder)
+
+
+def keep_tokenizer(job: Job, checkpoint: Path) -> None:
+    """Puts the tokenizer of a checkpoint into the store, by itself: who reads trials needs no weights."""
+    key = job.key("tokenizer")
+    if not job.store.exists(key):
+        folder = job.folder / "tokenizer"
+        folder.mkdir(exist_ok=True)
+        _copy_tokenizer(checkpoint, folder)
+        job.store.put_tree(key, folder)
+
+
+def _copy_tokenizer(source: Path, folder: Path) -> None:
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copy(source / name, folder / name)

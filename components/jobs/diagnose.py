@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from components.diagnostics import Evaluation, diagnose, figures, page, render
+from components.diagnostics.trajectory import Chosen, beside, chosen, decoder, html, page_of, section, stored, view
+from components.errors import LongshellError
 from components.jobs.job import Job, log, main
+from components.rollout import TrialRow
 
 STAGE = "diagnose"
+RL = "rl"
 
 
 def stage(job: Job) -> dict[str, Any]:
-    """Result: {"report", "page", "figures", "verdict", "severity", "findings"}; the first three are store keys.
+    """Result: {"report", "page", "figures", "verdict", "severity", "findings", "trajectories"}.
+
+    The first three are store keys. `trajectories` are trials of the steps since `before` that a person should read:
+    {"step", "reasons", "row", "batch", "page"}, the last two store keys; `page` is None where it could not be made.
 
     Inputs: `results`, the evaluations by label; `through`, how many steps are looked at (None for all that are there);
     `before`, how many the report before this one had looked at (0 when it is the first).
     """
     through, before = job.inputs["through"], job.inputs["before"]
-    records = [record for record in job.records("rl") if through is None or record["step"] < through]
+    records = [record for record in job.records(RL) if through is None or record["step"] < through]
     evaluations = [
         Evaluation(name=label, step=result["step"], score=result["score"])
         for label, result in job.inputs["results"].items()
@@ -34,8 +42,12 @@ def stage(job: Job) -> dict[str, Any]:
     )
     name = job.campaign if through is None else f"{job.campaign} after step {through}"
     drawn = figures(records, evaluations)
-    text = render(f"Diagnosis of {name}", diagnosis, records, evaluations, before=earlier)
     folder = (STAGE,) if through is None else (STAGE, f"step-{through:06d}")
+    read = chosen([*_rows(job, [record["step"] for record in records if record["step"] >= before])])
+    pages = {each.row.trial_id: _page(job, each, folder) for each in read}
+    text = render(f"Diagnosis of {name}", diagnosis, records, evaluations, before=earlier)
+    if read:
+        text += "\n" + section(read, beside(name for name, key in pages.items() if key))
     keys = [job.key(*folder, "figures", f"{figure}.png") for figure in drawn]
     for key, data in zip(keys, drawn.values(), strict=True):
         job.store.put_bytes(key, data)
@@ -49,7 +61,35 @@ def stage(job: Job) -> dict[str, Any]:
         "verdict": diagnosis.verdict,
         "severity": diagnosis.severity.name.lower(),
         "findings": [finding.to_json() for finding in diagnosis.findings],
+        "trajectories": [
+            {**each.to_json(), "batch": _batch(job, each.step), "page": pages[each.row.trial_id]} for each in read
+        ],
     }
+
+
+def _rows(job: Job, steps: Sequence[int]) -> Iterator[tuple[int, TrialRow]]:
+    """What each trial of these steps came to; nothing of steps that were taken before such rows were kept."""
+    for step in steps:
+        if job.store.exists(key := job.key(RL, "trials", f"{step:06d}")):
+            yield from ((step, TrialRow(**row)) for row in job.store.get_json(key))
+
+
+def _page(job: Job, each: Chosen, folder: Sequence[str]) -> str | None:
+    """Writes the page of a trial; its key, or None where it cannot be read, which is no reason to have no report."""
+    trial = each.row.trial_id
+    try:
+        found = stored(job.store, _batch(job, each.step), trial)
+        written = html(view(found, decoder(job.store, job.campaign)))
+    except LongshellError as error:
+        log.warning("trial %s has no page: %s", trial, error)
+        return None
+    key = job.key(*folder, *page_of(trial).split("/"))
+    job.store.put_bytes(key, written.encode())
+    return key
+
+
+def _batch(job: Job, step: int) -> str:
+    return job.key(RL, "batches", f"{step:06d}")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from components.evaluation import (
     walled,
 )
 from components.jobs import harbor
+from components.jobs.checkpoints import keep_tokenizer
 from components.jobs.job import Job, log, main
 from components.jobs.world import Drawing, World, open_world
 from components.learning.batch import reward_of
@@ -39,6 +40,7 @@ NATIVE = "native"
 def stage(job: Job) -> dict[str, Any]:
     """Result: the score's main figures, what they were measured under, the whole score, and where the trials lie."""
     checkpoint = job.store.tree(job.inputs["checkpoint"])
+    keep_tokenizer(job, checkpoint)
     config = under_profile(job.config)
     suite = _suite(job, config)
     for caveat in suite.caveats():

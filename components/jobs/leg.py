@@ -24,6 +24,7 @@ from typing import Any
 import ray
 
 from components.errors import DriftError, InfraFault
+from components.jobs.checkpoints import keep_tokenizer
 from components.jobs.commits import Commits, refused_states, resume
 from components.jobs.job import Job, log
 from components.jobs.rollouts import RolloutSide
@@ -33,7 +34,7 @@ from components.outcomes import REJECTIONS
 from components.planner import require
 from components.pool import Cursor
 from components.publish import Publication, open_publisher
-from components.rollout import SpooledBatch, load_batch, tolerated
+from components.rollout import SpooledBatch, dump_figures, load_batch, tolerated, trial_rows
 from components.trainer import Trainer
 from components.trainer.megatron import open_trainer
 
@@ -131,9 +132,10 @@ class Leg:
         oldest = config.rollout.versions
         lost = self._lost(step, batch)
         chosen = [index for index in kept(batch.samples, step, oldest) if batch.samples[index].trial_id not in lost]
+        samples = [batch.samples[index] for index in chosen]
         result = learn(
             self._trainer,
-            [batch.samples[index] for index in chosen],
+            samples,
             [rewards[index] for index in chosen],
             config.ppo,
             groups=[groups[index] for index in chosen],
@@ -144,6 +146,9 @@ class Leg:
         metrics = dict(rollout["metrics"]) | staleness_metrics(batch.samples, step, oldest) | result.metrics
         metrics["time/generate"] = metrics["rollout/seconds"]
         metrics["rollout/damaged"] = float(len(lost))
+        store, named = self._job.store, f"{step:06d}"
+        store.put_bytes(self._key("judged", named), dump_figures(samples, result.tokens))
+        store.put_json(self._key("trials", named), trial_rows(batch.trials, batch.rewards, samples, result.tokens))
         return metrics
 
     def _lost(self, step: int, batch: SpooledBatch) -> dict[str, InfraFault]:
@@ -238,6 +243,7 @@ def stepped(
     if position.step > first:
         log.info("continuing at step %d: steps %d to %d are committed", position.step, first, position.step - 1)
     checkpoint = job.store.tree(job.inputs["checkpoint"])
+    keep_tokenizer(job, checkpoint)
     commits = Commits(job, course.stage, first=position.step, total=last - first, held=held, leg=job.index)
     with (
         commits,

@@ -16,14 +16,16 @@ from components.learning.gaps import corrections, gap_metrics
 from components.learning.judgement import Judgement, by_critic, by_group, group_metrics
 from components.learning.staleness import behaviour_logprobs
 from components.records import Float32, Sample
+from components.rollout import TokenFigures
 from components.trainer import LearnItem, Level, Trainer
 
 
 @dataclass(frozen=True, slots=True)
 class LearnResult:
-    """Metrics of one update, by their names in MLflow."""
+    """What one update measured: `metrics` by their names in MLflow, `tokens` of each sample."""
 
     metrics: dict[str, float]
+    tokens: tuple[TokenFigures, ...]
 
 
 def learn(
@@ -50,7 +52,7 @@ def learn(
         actor_moves: False during critic-only steps.
 
     Returns:
-        Metrics named as in design section 10.
+        Metrics named as in design section 10, and the figures of every sampled token.
     """
     behaviour = behaviour_logprobs(trainer, samples, version=version, temperature=temperature)
     current = trainer.logprobs(samples, weights="current", replay=True, temperature=temperature)
@@ -76,7 +78,7 @@ def learn(
         level: Level = "sequence" if config.algorithm == "gspo" else "token"
         actor = trainer.actor_step(items, clip=config.clip, level=level, temperature=temperature)
         metrics |= {f"ppo/{name}": value for name, value in actor.items()}
-    return LearnResult(metrics)
+    return LearnResult(metrics, tuple(map(_figures, items, current)))
 
 
 def _items(
@@ -101,3 +103,13 @@ def _items(
         )
         items.append(item)
     return items
+
+
+def _figures(item: LearnItem, current: Float32) -> TokenFigures:
+    mask, values = item.sample.loss_mask, item.old_values_N
+    return TokenFigures(
+        behaviour=item.old_logprobs_N[mask],
+        current=current[mask],
+        advantages=item.advantages_N[mask],
+        values=None if values is None else values[mask],
+    )

@@ -1,5 +1,6 @@
 """Rollouts of one step: scheduling, admission, the ledger, and batches as files."""
 
+from components.rollout.account import TokenFigures, TrialRow, dump_figures, load_figures, trial_rows
 from components.rollout.barrier import Barrier, BehindBarrier
 from components.rollout.carryover import Return, Unfinished, returns
 from components.rollout.finished import Finished, FinishedTrials
@@ -35,14 +36,19 @@ __all__ = [
     "StepResult",
     "StepScheduler",
     "Tail",
+    "TokenFigures",
+    "TrialRow",
     "Unfinished",
     "Wait",
+    "dump_figures",
     "load_batch",
+    "load_figures",
     "plan_of",
     "returns",
     "rollout_metrics",
     "save_batch",
     "tolerated",
     "trial_id",
+    "trial_rows",
     "trial_tokens",
 ]

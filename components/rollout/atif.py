@@ -160,12 +160,12 @@ def write_atif(batch: Path, model: Path, out: Path) -> list[Path]:
         if trial.turns:
             path = out / f"{trial.trial_id}.json"
             document = to_atif(trial, tokenizer, model=model.name, reward=reward)
-            _write(path, json.dumps(document, ensure_ascii=False, indent=1))
+            write_whole(path, json.dumps(document, ensure_ascii=False, indent=1))
             written.append(path)
     return written
 
 
-def _write(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """A whole file or none."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w", encoding="utf-8") as file:

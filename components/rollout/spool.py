@@ -13,14 +13,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save
 
 from components.errors import FaultCause, InfraFault, StopReason, StoreError
@@ -76,8 +76,8 @@ def save_batch(
         raise StoreError(f"batch {folder} cannot be written: {error}") from error
 
 
-def load_batch(folder: Path) -> SpooledBatch:
-    """Reads a committed batch.
+def load_batch(folder: Path, only: Collection[str] | None = None) -> SpooledBatch:
+    """Reads a committed batch; of its trials all, or `only` those with these ids, whose arrays alone are read.
 
     Raises:
         StoreError: there is none, or it is damaged.
@@ -86,17 +86,33 @@ def load_batch(folder: Path) -> SpooledBatch:
         document = json.loads((folder / "batch.json").read_bytes())
         if document["format"] != FORMAT:
             raise StoreError(f"batch {folder} has format {document['format']}, this code reads {FORMAT}")
-        arrays = load_file(folder / "arrays.safetensors")
+        trials = _wanted("t", document["trials"], only)
+        samples = _wanted("s", document["samples"], only)
+        rewards = dict(zip(_wanted("t", document["trials"], None), document["rewards"], strict=True))
+        arrays = _arrays(folder / "arrays.safetensors", None if only is None else {*trials, *samples})
         return SpooledBatch(
-            tuple(_unpack_trial(f"t{index}", item, arrays) for index, item in enumerate(document["trials"])),
-            tuple(_unpack_sample(f"s{index}", item, arrays) for index, item in enumerate(document["samples"])),
-            tuple(Reward(**item) for item in document["rewards"]),
+            tuple(_unpack_trial(key, item, arrays) for key, item in trials.items()),
+            tuple(_unpack_sample(key, item, arrays) for key, item in samples.items()),
+            tuple(Reward(**rewards[key]) for key in trials),
             Ledger.from_records(document["step"], document["ledger"]),
         )
     except StoreError:
         raise
     except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:
         raise StoreError(f"batch {folder} cannot be read: {error}") from error
+
+
+def _wanted(letter: str, items: Sequence[Any], only: Collection[str] | None) -> dict[str, Any]:
+    """Trials or samples by the key that their arrays go by."""
+    named = {f"{letter}{index}": item for index, item in enumerate(items)}
+    return {key: item for key, item in named.items() if only is None or item["trial_id"] in only}
+
+
+def _arrays(path: Path, wanted: Collection[str] | None) -> Arrays:
+    if wanted is None:
+        return load_file(path)
+    with safe_open(path, framework="numpy") as file:
+        return {name: file.get_tensor(name) for name in file.keys() if name.partition(".")[0] in wanted}  # noqa: SIM118
 
 
 def _pack_sample(key: str, sample: Sample, arrays: Arrays) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from components.tito.audit import DriftReport, audit
 from components.tito.boundary import Boundary, Case, Tokenizer, decide
 from components.tito.bpe import BpeTokenizer
 from components.tito.history import Drawn, TokenHistory
-from components.tito.stitch import Stitcher, stitch
+from components.tito.stitch import Stitcher, boundaries, stitch
 
 __all__ = [
     "Boundary",
@@ -20,6 +20,7 @@ __all__ = [
     "TokenHistory",
     "Tokenizer",
     "audit",
+    "boundaries",
     "decide",
     "stitch",
 ]

@@ -31,6 +31,14 @@ def stitch(turns: Sequence[Turn], tokenizer: Tokenizer, *, trial_id: str = "") -
     return stitcher.samples()
 
 
+def boundaries(turns: Sequence[Turn], tokenizer: Tokenizer) -> list[Boundary | None]:
+    """How each turn of a trial is joined to the one before it, as the stitcher decides; None before the first."""
+    return [
+        None if number == 0 else _between(as_int32(turns[number - 1]), as_int32(turn), tokenizer)
+        for number, turn in enumerate(turns)
+    ]
+
+
 class Stitcher:
     """Stitches a trial while it runs. Copies what is new in a turn, so that every turn but the last may be dropped."""
 
@@ -47,7 +55,7 @@ class Stitcher:
             raise RecordError(f"trial {self._trial_id}: a turn without a prompt has nothing to condition on")
         turn = as_int32(turn)
         self._check_routing(turn)
-        boundary = self._boundary(turn)
+        boundary = None if self._last is None else _between(self._last, turn, self._tokenizer)
         if boundary is None or boundary.case is Case.SPLIT:
             self._chunks.append(_Chunk(turn.weight_version))
         chunk = self._chunks[-1]
@@ -64,13 +72,6 @@ class Stitcher:
         """The streams so far. A chunk that only repeats nodes of other chunks is left out."""
         chunks = [chunk for chunk in self._chunks if not chunk.repeats_only]
         return [chunk.sample(self._trial_id, index) for index, chunk in enumerate(chunks)]
-
-    def _boundary(self, turn: Turn) -> Boundary | None:
-        if self._last is None:
-            return None
-        if turn.opens or self._last.weight_version != turn.weight_version:
-            return Boundary(Case.SPLIT, 0)
-        return decide(self._last, turn.prompt_ids, self._tokenizer)
 
     def _resumes_on_sampled(self, turn: Turn, cut: int) -> bool:
         """Whether the token before the cut is the stream's last one, so that its routing row is that token's."""
@@ -99,6 +100,12 @@ class Stitcher:
         form, known = (turn.routing.shape[1:], turn.routing.dtype), (last.routing.shape[1:], last.routing.dtype)
         if form != known:
             raise RecordError(f"trial {self._trial_id}: routing {form} after {known}")
+
+
+def _between(last: Turn, turn: Turn, tokenizer: Tokenizer) -> Boundary:
+    if turn.opens or last.weight_version != turn.weight_version:
+        return Boundary(Case.SPLIT, 0)
+    return decide(last, turn.prompt_ids, tokenizer)
 
 
 @dataclass(slots=True, eq=False)

@@ -16,26 +16,16 @@ import yaml
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.client.schemas.objects import FlowRun
-from selenium import webdriver
-from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.ui import WebDriverWait
 
 from components.config import CampaignConfig, load
 from tasks.defaults import MINIATURE
 from tests import services
+from tests.browser import Page, needs_browser
 from tests.flows import abandoned
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
-CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
-needs_browser = pytest.mark.skipif(
-    not (CHROMIUM.exists() and DRIVER.exists()), reason=f"needs {CHROMIUM} and {DRIVER} (apt: chromium chromium-driver)"
-)
 CAMPAIGN, DIAGNOSE, NIGHTLY = "campaign/campaign", "diagnose/diagnose", "evaluate/evaluate-nightly"
-WAIT_S = 60.0
-"""For a page of Prefect on a machine that is busy with everything else."""
 ASKED = load(ROOT / "configs" / "miniature.yaml", ["seed=7", "rl.legs=1"])
 """The campaign of the form. It is short, and every deployment can run on what it has made."""
 
@@ -50,35 +40,6 @@ def environment() -> Mapping[str, str]:
 def client(environment: Mapping[str, str]) -> Iterator[SyncPrefectClient]:
     with SyncPrefectClient(api=environment["PREFECT_API_URL"]) as made:
         yield made
-
-
-class Page:
-    """A browser in which elements are waited for, and named by what a person reads."""
-
-    def __init__(self, profile: Path) -> None:
-        options = webdriver.ChromeOptions()
-        options.binary_location = str(CHROMIUM)
-        for argument in (
-            *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-            *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-            *("--disable-dev-shm-usage", "--no-proxy-server", "--window-size=1600,1000", f"--user-data-dir={profile}"),
-        ):
-            options.add_argument(argument)
-        self.driver = webdriver.Chrome(options, webdriver.ChromeService(str(DRIVER)))
-        self._wait = WebDriverWait(self.driver, WAIT_S)
-
-    def find(self, xpath: str) -> WebElement:
-        def shown(driver: webdriver.Chrome) -> WebElement | None:
-            return next((item for item in driver.find_elements(By.XPATH, xpath) if item.is_displayed()), None)
-
-        return self._wait.until(shown, f"nothing like {xpath} on {self.driver.current_url}")
-
-    def change(self, field: str, before: str, after: str) -> None:
-        box = self.find(f"//label[normalize-space()='{field} (Optional)']/following::input[1]")
-        self._wait.until(lambda driver: box.get_attribute("value") == before, f"{field} is not {before}")
-        box.send_keys(Keys.CONTROL, "a")
-        box.send_keys(after)
-        assert box.get_attribute("value") == after
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ def stage(store, spec):
         "verdict": "red: planted" if red else "ok: fine",
         "severity": "red" if red else "ok",
         "findings": findings,
+        "trajectories": [],
     }
 
 

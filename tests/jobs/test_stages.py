@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from components.diagnostics.trajectory import decoder, find, view
 from components.errors import Failure, JobFailed
 from components.jobs import supervised
 from components.jobs.job import Job
@@ -122,7 +123,8 @@ def _kill_after_two_commits(campaign: SmallCampaign, within_s: float = 300.0) ->
     driver.kill()
     driver.wait(10)
     store = Path(campaign.store.url)
-    keys = campaign.store.list(f"{prefix}/batches")
+    described = {key.rpartition("/")[2] for key in campaign.store.list(f"{prefix}/rollouts")}
+    keys = [key for key in campaign.store.list(f"{prefix}/batches") if key.rpartition("/")[2] in described]
     steps = campaign.store.list(f"{prefix}/steps")
     return {
         "children": children,
@@ -256,6 +258,29 @@ def test_the_legs_checkpoint_is_evaluated_and_diagnosed(
     whole = campaign.store.get_bytes(report["page"]).decode()
     assert whole.count("data:image/png;base64,") == len(report["figures"])
     assert all(campaign.store.get_bytes(key).startswith(b"\x89PNG") for key in report["figures"])
+
+
+def test_the_report_leads_to_the_pages_of_trials_with_what_the_trainer_said_of_each_token(
+    campaign: SmallCampaign, leg: dict[str, Any]
+) -> None:
+    report = campaign.run("diagnose", {"results": {}, "through": 4, "before": 0}, index=1)
+    text = campaign.store.get_bytes(report["report"]).decode()
+    assert 1 <= len(report["trajectories"]) <= 6
+    for told in report["trajectories"]:
+        trial, page = told["row"]["trial_id"], campaign.store.get_bytes(told["page"]).decode()
+        assert told["page"] == report["report"].replace("report.md", f"trajectories/{trial}.html")
+        assert f"`{trial}` [page](trajectories/{trial}.html)" in text
+        found = find(campaign.store, trial)
+        seen = view(found, decoder(campaign.store, found.campaign))
+        pieces = [piece for turn in seen.turns for piece in turn.pieces]
+        assert sum(len(piece.ids) for piece in pieces) == told["row"]["sampled"]
+        gaps = [piece.gap for piece in pieces if piece.gap is not None and len(piece.ids) == 1]
+        assert len(gaps) > 0.9 * len(pieces)
+        assert max(gaps) < 0.5, "the trainer's log-probs are those of the same tokens"
+        assert page.count('class="s') == len(pieces)
+    rows = campaign.store.get_json(f"campaigns/{campaign.name}/rl/trials/000001")
+    gap = sum(row["gap"] * row["sampled"] for row in rows) / sum(row["sampled"] for row in rows)
+    assert gap == pytest.approx(campaign.record(1)["metrics"]["gap/engine_token_mean"], rel=1e-3)
 
 
 def test_a_stage_whose_input_is_no_checkpoint_is_refused_and_not_retried(

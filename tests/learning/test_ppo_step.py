@@ -132,6 +132,20 @@ def test_advantages_are_the_reward_less_the_critics_value_from_before_its_update
     assert metrics["ppo/tokens"] == sum(int(item.sample.loss_mask.sum()) for item in trainer.items)
 
 
+def test_the_figures_of_every_sampled_token_are_told_as_they_entered_the_update() -> None:
+    samples = [_sample(0, 9), _sample(1, 12)]
+    trainer = RecordingTrainer()
+    told = learn(
+        trainer, samples, REWARDS, CONFIG, groups=["a", "b"], version=1, temperature=1.0, actor_moves=True
+    ).tokens
+    for sample, reward, said in zip(samples, REWARDS, told, strict=True):
+        drawn = sample.logprobs[sample.loss_mask]
+        np.testing.assert_allclose(said.behaviour, drawn + 0.25, rtol=1e-6)
+        np.testing.assert_allclose(said.current, drawn + 0.75, rtol=1e-6)
+        np.testing.assert_allclose(said.advantages, np.full(len(drawn), reward - 0.3), atol=1e-6)
+        np.testing.assert_allclose(said.values, np.full(len(drawn), 0.3), atol=1e-6)
+
+
 def test_the_ratio_is_taken_against_the_trainers_own_snapshot_not_against_the_sampler() -> None:
     trainer, _ = _learn()
     for item in trainer.items:

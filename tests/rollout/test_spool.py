@@ -137,3 +137,19 @@ def test_a_writer_killed_anywhere_leaves_whole_batches_only(tmp_path):
         committed = list(folder.glob("step-*"))
         assert committed
         assert all(len(load_batch(one).samples) == 40 for one in committed)
+
+
+def test_one_trial_is_read_without_the_arrays_of_the_others(tmp_path):
+    trials, samples, rewards, ledger = batch()
+    save_batch(tmp_path / "step-7", trials, samples, rewards, ledger)
+    one = load_batch(tmp_path / "step-7", only={"t1"})
+    (trial,), (sample,) = one.trials, one.samples
+    assert (trial.trial_id, trial.report, sample.trial_id) == ("t1", trials[1].report, "t1")
+    for found, put in (
+        (trial.turns[-1].prompt_ids, trials[1].turns[-1].prompt_ids),
+        (sample.tokens, samples[1].tokens),
+    ):
+        assert found.tolist() == put.tolist()
+    assert one.rewards == (rewards[1],)
+    assert one.ledger.rows == ledger.rows
+    assert load_batch(tmp_path / "step-7", only={"nobody"}).trials == ()

@@ -19,10 +19,11 @@ from components.records import Reward, TaskRef, Trial, Turn, VerifierReport
 from components.rollout import Ledger, Origin, Outcome, save_batch
 from components.tracking import Run, Tracker
 from flows.campaign import campaign as campaign_flow
-from tasks import campaign, drive, launch, mirror, summary
+from tasks import campaign, drive, launch, mirror, summary, trajectories
 from tasks.mirror import Mirror, Steps
 from tasks.site import Site
 from tasks.trajectories import log_trajectories
+from tests.diagnostics.trajectories import BATCH, CAMPAIGN, stored_campaign
 
 
 @pytest.fixture
@@ -204,3 +205,26 @@ def test_some_stored_trials_become_traces_failures_first_each_once(store: LocalS
     assert {trace.info.tags["longshell.trial_id"] for trace in traces} == {f"trial-{n}" for n in range(5)}
     last = traces[0].data.spans[2]
     assert (last.inputs["screen"], last.outputs["keystrokes"]) == ("ok $", "ls")
+
+
+def test_the_trials_of_a_report_lead_to_their_pages_and_traces(watched, tmp_path: Path, monkeypatch) -> None:
+    tracker, run, _ = watched
+    store = stored_campaign(tmp_path)
+    monkeypatch.setattr(trajectories.tracking, "_page", lambda run, place: f"http://mlflow/#/{place}")
+    rows = store.get_json(f"campaigns/{CAMPAIGN}/rl/trials/000003")
+    store.put_bytes("pages/plain", b"<p>page</p>")
+    pages = {"plain": "pages/plain", "hostile": None}
+    told = [{"step": 3, "row": row, "batch": BATCH, "page": pages[row["trial_id"]]} for row in rows]
+    links = trajectories.link_trajectories(store, run, CAMPAIGN, told, "diagnosis/leg-1")
+    (trace,) = tracker.client.search_traces(locations=[run.experiment_id])
+    assert links == {
+        "plain": {
+            "page": f"http://mlflow/#/runs/{run.run_id}/artifacts/diagnosis/leg-1/trajectories/plain.html",
+            "trace": f"http://mlflow/#/traces?selectedEvaluationId={trace.info.trace_id}&traceId={trace.info.trace_id}",
+        }
+    }
+    assert trace.info.tags["longshell.page"] == links["plain"]["page"]
+    assert (trace.info.tags["longshell.trial_id"], trace.info.tags["longshell.step"]) == ("plain", "3")
+    kept = Path(tracker.client.download_artifacts(run.run_id, "diagnosis/leg-1/trajectories/plain.html"))
+    assert kept.read_bytes() == b"<p>page</p>"
+    assert trajectories.link_trajectories(store, run, CAMPAIGN, told, "diagnosis/leg-1") == links, "once"

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from components.errors import RecordError
 from components.records import Turn
 from components.routing import checksum
-from components.tito import Stitcher, audit, stitch
+from components.tito import Stitcher, audit, boundaries, stitch
 
 from .toy import END, MODES, RandomBpe, ToyTokenizer, converse, make_turn
 
@@ -139,6 +139,18 @@ def test_a_change_of_weights_opens_a_chunk_of_its_own_version():
     turns = [turn("p:", "a"), turn("p:ax:", "b", version=1), turn("p:ax:by:", "c", version=1)]
     samples = stitch(turns, Letters())
     assert [(spell(s), s.weight_version) for s in samples] == [("p:[a]", 0), ("p:ax:[b]y:[c]", 1)]
+
+
+def test_the_boundaries_of_a_trial_are_those_that_its_streams_were_stitched_by():
+    turns = [turn("p:", "a"), turn("p:ax:", "b"), turn("q:", "c"), turn("q:cy:", "d", version=1)]
+    joints = boundaries(turns, Letters())
+    assert [joint and (joint.case.value, joint.cut) for joint in joints] == [
+        None,
+        ("strict", 3),
+        ("split", 0),
+        ("split", 0),
+    ]
+    assert cases(stitch(turns, Letters())) == ["strict", "split", "split"]
 
 
 def test_equal_answers_to_different_prompts_are_different_nodes():

@@ -8,7 +8,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from components.tracking import Checkpoint, Registry, Run, Tracker, Trajectory, TurnView, log_trajectory
+import pytest
+
+from components.tracking import Checkpoint, Registry, Run, Trace, Tracker, Trajectory, TurnView, log_trajectory
+from components.tracking.traces import MAX_SPANS
 
 ROOT = Path(__file__).parents[2]
 METRICS = {"rollout/reward_mean": 0.5, "gap/engine_token_mean": 0.01, "critic/explained_variance": math.nan, "x": None}
@@ -101,14 +104,32 @@ def test_aliases_point_to_checkpoints_and_best_moves_only_upwards(tracker: Track
 def test_a_trajectory_is_one_trace_with_a_span_a_turn_and_the_true_times(tracker: Tracker, parent: Run) -> None:
     turns = [TurnView("$ ", "ls\n", 100, 4, -0.5, 1_000 * n, 1_000 * n + 500) for n in (1, 2, 3)]
     trajectory = Trajectory("trial-7", "count-3", "Count the files.", "completed", 0.15, 3, 4, turns)
-    assert log_trajectory(tracker, parent, trajectory, step=2)
-    assert not log_trajectory(tracker, parent, trajectory, step=2)
+    logged = log_trajectory(tracker, parent, trajectory, step=2, tags={"longshell.page": "https://x/page"})
+    again = log_trajectory(tracker, parent, trajectory, step=2)
+    assert logged is not None
+    assert again == Trace(logged.trace_id, is_new=False)
+    assert logged.is_new
     (trace,) = tracker.client.search_traces(
         locations=[parent.experiment_id], filter_string="tags.`longshell.trial_id` = 'trial-7'"
     )
     assert [span.name for span in trace.data.spans] == ["count-3", "turn 0", "turn 1", "turn 2"]
+    assert (trace.info.trace_id, trace.info.tags["longshell.page"]) == (logged.trace_id, "https://x/page")
     assert trace.info.execution_duration == 2_500
     assert trace.info.request_metadata["mlflow.sourceRun"] == parent.run_id
+
+
+@pytest.mark.nightly
+def test_a_trace_is_bounded_however_long_the_trajectory_was(tracker: Tracker, parent: Run) -> None:
+    turns = [TurnView("$" * 1_000_000, f"key {n}", 100, 4, -0.5) for n in range(2 * MAX_SPANS)]
+    log_trajectory(tracker, parent, Trajectory("long", "t", "i" * 1_000_000, "completed", None, 0, 0, turns), step=2)
+    (trace,) = tracker.client.search_traces(
+        locations=[parent.experiment_id], filter_string="tags.`longshell.trial_id` = 'long'"
+    )
+    root, *spans = trace.data.spans
+    assert [span.name for span in spans] == [f"turn {n}" for n in [*range(50), *range(150, 200)]]
+    assert root.outputs["turns"] == 200
+    assert len(trace.to_json()) < 1_000_000
+    assert "characters left out" in spans[0].inputs["screen"]
 
 
 def test_a_finished_campaign_is_not_opened_again_by_what_belongs_to_it_and_a_stage_is(tracker: Tracker) -> None:

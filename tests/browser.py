@@ -1,0 +1,49 @@
+"""A real browser without a screen, for tests of pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import WebDriverWait
+
+CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
+needs_browser = pytest.mark.skipif(
+    not (CHROMIUM.exists() and DRIVER.exists()), reason=f"needs {CHROMIUM} and {DRIVER} (apt: chromium chromium-driver)"
+)
+WAIT_S = 60.0
+"""For a page of Prefect on a machine that is busy with everything else."""
+
+
+class Page:
+    """A browser in which elements are waited for, and named by what a person reads."""
+
+    def __init__(self, profile: Path) -> None:
+        options = webdriver.ChromeOptions()
+        options.binary_location = str(CHROMIUM)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        for argument in (
+            *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+            *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+            *("--disable-dev-shm-usage", "--no-proxy-server", "--window-size=1600,1000", f"--user-data-dir={profile}"),
+        ):
+            options.add_argument(argument)
+        self.driver = webdriver.Chrome(options, webdriver.ChromeService(str(DRIVER)))
+        self._wait = WebDriverWait(self.driver, WAIT_S)
+
+    def find(self, xpath: str) -> WebElement:
+        def shown(driver: webdriver.Chrome) -> WebElement | None:
+            return next((item for item in driver.find_elements(By.XPATH, xpath) if item.is_displayed()), None)
+
+        return self._wait.until(shown, f"nothing like {xpath} on {self.driver.current_url}")
+
+    def change(self, field: str, before: str, after: str) -> None:
+        box = self.find(f"//label[normalize-space()='{field} (Optional)']/following::input[1]")
+        self._wait.until(lambda driver: box.get_attribute("value") == before, f"{field} is not {before}")
+        box.send_keys(Keys.CONTROL, "a")
+        box.send_keys(after)
+        assert box.get_attribute("value") == after
