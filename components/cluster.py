@@ -31,9 +31,10 @@ import aiohttp
 from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
-from components.artifacts import ArtifactStore
+from components.artifacts import ArtifactStore, address_of
 from components.errors import Exit, Failure, JobFailed, ServiceError
 from components.joblog import LineReader, LogLine
+from components.naming import campaign_key
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STOP_GRACE_S = 15
@@ -70,7 +71,30 @@ class JobSpec:
 
     def key(self, name: str) -> str:
         """Store key of one of the job's documents."""
-        return f"campaigns/{self.campaign}/jobs/{self.base}/{name}"
+        return campaign_key(self.campaign, "jobs", self.base, name)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What Ray is asked to run for a spec."""
+
+    entrypoint: str
+    environment: Mapping[str, str]
+
+
+def request(spec: JobSpec, store_url: str, package: str = "components.jobs") -> Request:
+    """The job of a spec whose documents are in the store at `store_url`. Pure."""
+    place = address_of(store_url, spec.key("spec.json"))
+    command = shlex.join([sys.executable, "-m", f"{package}.{spec.stage}", place])
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(REPOSITORY),
+        "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_GRACE_S),
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        "RAY_COLOR_PREFIX": "0",
+        "RAY_DEDUP_LOGS": "0",
+    }
+    return Request(f"cd {shlex.quote(str(REPOSITORY))} && exec {command}", environment)
 
 
 @dataclass(frozen=True)
@@ -205,24 +229,15 @@ class Cluster:
         }
 
     def _submit(self, spec: JobSpec, submission_id: str, metadata: Mapping[str, str]) -> bool:
-        module, path = f"{self._package}.{spec.stage}", self._store.address(spec.key("spec.json"))
-        command = shlex.join([sys.executable, "-m", module, path])
-        environment = {
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(REPOSITORY),
-            "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_GRACE_S),
-            "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-            "RAY_COLOR_PREFIX": "0",
-            "RAY_DEDUP_LOGS": "0",
-        }
+        asked = request(spec, self._store.url, self._package)
         deadline = time.monotonic() + self._patience_s
         while True:
             try:
                 self._client.submit_job(
-                    entrypoint=f"cd {shlex.quote(str(REPOSITORY))} && exec {command}",
+                    entrypoint=asked.entrypoint,
                     submission_id=submission_id,
                     metadata=dict(metadata),
-                    runtime_env={"env_vars": environment},
+                    runtime_env={"env_vars": dict(asked.environment)},
                 )
             except RuntimeError as error:
                 if "already exists" in str(error):

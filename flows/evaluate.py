@@ -8,10 +8,10 @@ from typing import Literal
 from prefect import flow
 
 from components.config import CampaignConfig
+from tasks.asks import NIGHTLY_INDEX
 from tasks.curate import curate
 from tasks.defaults import MINIATURE
 from tasks.drive import stop_jobs
-from tasks.evaluate import NIGHTLY_INDEX
 from tasks.evaluate import evaluate as score
 from tasks.evaluate import evaluate_suite as score_suite
 from tasks.find import claim, find_checkpoint

@@ -9,6 +9,7 @@ from typing import Any
 from components.artifacts import ArtifactStore
 from components.config import CampaignConfig
 from components.errors import ConfigError
+from components.naming import campaign_key
 from components.planner import require
 from tasks.site import Site
 
@@ -46,7 +47,7 @@ def check_claim(config: CampaignConfig, store: ArtifactStore) -> None:
 
 
 def _key(config: CampaignConfig) -> str:
-    return f"campaigns/{campaign_name(config)}/campaign.json"
+    return campaign_key(campaign_name(config), "campaign.json")
 
 
 def check_model(config: CampaignConfig) -> None:
@@ -65,12 +66,13 @@ def check_model(config: CampaignConfig) -> None:
 
 
 def check_plan(config: CampaignConfig, site: Site) -> None:
-    """Refuses a campaign that this machine cannot hold; jobs of a given Ray cluster ask their own machine.
+    """Refuses a campaign that cannot fit: its layout on the GPUs that it names, or all of it on this machine. Jobs of a
+    given Ray cluster ask their own machine.
 
     Raises:
         ConfigError: with the arithmetic.
     """
-    if "ray" not in site.given:
+    if config.trainer.device_memory_gib is not None or "ray" not in site.given:
         require(config)
 
 

@@ -14,6 +14,7 @@ from prefect.artifacts import create_table_artifact
 
 from components.config import CampaignConfig
 from tasks import tracking
+from tasks.asks import Ask
 from tasks.campaign import campaign_name
 from tasks.drive import STAGE, Driven, drive
 from tasks.results import Pool
@@ -45,13 +46,13 @@ def curate(config: CampaignConfig) -> Pool:
 @task(name="curate", **STAGE)
 def whole(config: CampaignConfig) -> Pool:
     """The pool in one job."""
-    return _pool(config, drive(config, "curate", 0, {}))
+    return _pool(config, drive(config, Ask("curate", 0, {})))
 
 
 @task(name="aggregate", **STAGE)
 def aggregate(config: CampaignConfig) -> Mapping[str, Any]:
     """Gathers the candidates."""
-    driven = drive(config, "aggregate", 0, {})
+    driven = drive(config, Ask("aggregate", 0, {}))
     _rejections(config, "aggregate-rejections", driven.result["rejections"])
     return _ended(driven)
 
@@ -59,7 +60,7 @@ def aggregate(config: CampaignConfig) -> Mapping[str, Any]:
 @task(name="gates", **STAGE)
 def gates(config: CampaignConfig, keys: Mapping[str, Any]) -> Mapping[str, Any]:
     """Executes them."""
-    driven = drive(config, "gates", 0, keys)
+    driven = drive(config, Ask("gates", 0, keys))
     _rejections(config, "gates-rejections", driven.result["rejections"])
     _flags(config, "gates-flags", driven.result["flags"])
     return _ended(driven)
@@ -68,13 +69,13 @@ def gates(config: CampaignConfig, keys: Mapping[str, Any]) -> Mapping[str, Any]:
 @task(name="audit", **STAGE)
 def audit(config: CampaignConfig, keys: Mapping[str, Any]) -> Mapping[str, Any]:
     """Has them judged."""
-    return _audited(config, drive(config, "audit", 0, keys), "audit")
+    return _audited(config, drive(config, Ask("audit", 0, keys)), "audit")
 
 
 @task(name="repair", **STAGE)
 def repair(config: CampaignConfig, keys: Mapping[str, Any]) -> Mapping[str, Any]:
     """Has instructions rewritten."""
-    driven = drive(config, "repair", 0, keys)
+    driven = drive(config, Ask("repair", 0, keys))
     row = {name: driven.result[name] for name in ("mended", "failed", "hopeless", *COST)}
     create_table_artifact([row], key=f"{campaign_name(config)}-repair")
     return _ended(driven)
@@ -83,13 +84,13 @@ def repair(config: CampaignConfig, keys: Mapping[str, Any]) -> Mapping[str, Any]
 @task(name="reaudit", **STAGE)
 def reaudit(config: CampaignConfig, keys: Mapping[str, Any]) -> Mapping[str, Any]:
     """Has what was repaired judged again."""
-    return _audited(config, drive(config, "reaudit", 0, keys), "reaudit")
+    return _audited(config, drive(config, Ask("reaudit", 0, keys)), "reaudit")
 
 
 @task(name="select", **STAGE)
 def select(config: CampaignConfig, keys: Mapping[str, Any]) -> Pool:
     """Selects the pool from what was accepted."""
-    driven = drive(config, "select", 0, keys)
+    driven = drive(config, Ask("select", 0, keys))
     result, name = driven.result, campaign_name(config)
     create_table_artifact(result["composition"], key=f"{name}-composition", description="beside the paper's pool")
     return _pool(config, driven)

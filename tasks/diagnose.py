@@ -8,7 +8,7 @@ from prefect import task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from components.config import CampaignConfig
-from tasks import tracking
+from tasks import asks, tracking
 from tasks.campaign import campaign_name
 from tasks.drive import STAGE, Driven, drive
 from tasks.results import Diagnosis, Score
@@ -21,14 +21,7 @@ def diagnose(config: CampaignConfig, scores: Sequence[Score], leg: int | None = 
 
     The report becomes a Prefect artifact and, with its figures, a page among MLflow's artifacts.
     """
-    results = {score.label: {**score.result, "step": score.step} for score in scores}
-    steps = config.rl.leg_steps
-    inputs = {
-        "results": results,
-        "through": None if leg is None else leg * steps,
-        "before": ((leg or config.rl.legs) - 1) * steps,
-    }
-    driven = drive(config, "diagnose", leg or 0, inputs)
+    driven = drive(config, asks.diagnosis(config, scores, leg))
     result, name = driven.result, campaign_name(config)
     place = "diagnosis" if leg is None else f"diagnosis/leg-{leg}"
     key = f"{name}-diagnosis" if leg is None else f"{name}-diagnosis-leg-{leg}"

@@ -22,6 +22,7 @@ from components.cluster import Cluster, JobSpec
 from components.config import CampaignConfig
 from components.errors import LongshellError, failure_of
 from tasks import tracking
+from tasks.asks import Ask
 from tasks.campaign import campaign_name
 from tasks.mirror import Mirror, Steps
 from tasks.site import Site
@@ -62,23 +63,13 @@ class Driven:
     store: ArtifactStore
 
 
-def drive(
-    config: CampaignConfig, stage: str, index: int, inputs: Mapping[str, Any], steps: int | None = None
-) -> Driven:
-    """Runs one job of one stage to its result. Called within a flow task.
-
-    Args:
-        config: the whole configuration; part of the job's identity.
-        stage: the job's module, and the name of the MLflow run.
-        index: tells jobs of one stage apart.
-        inputs: store keys and numbers that the job needs.
-        steps: how many steps of its stage are the job's, from `inputs["first_step"]` on; None when all are.
-    """
+def drive(config: CampaignConfig, ask: Ask) -> Driven:
+    """Runs one job to its result. Called within a flow task."""
     site, log, name = Site.current(), get_run_logger(), campaign_name(config)
     store = site.store()
-    spec = JobSpec(stage, name, index, config.model_dump(mode="json"), dict(inputs))
-    first = int(inputs.get("first_step", 0))
-    end = first + steps if steps is not None else None
+    stage, index, spec = ask.stage, ask.index, ask.spec(config)
+    first = int(ask.inputs.get("first_step", 0))
+    end = first + ask.steps if ask.steps is not None else None
     title = f"{name} {stage} {index}" if index else f"{name} {stage}"
     watched = Steps(f"campaigns/{name}/{stage}/steps", first, end, title)
 

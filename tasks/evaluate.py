@@ -11,15 +11,13 @@ from prefect import task
 from prefect.artifacts import create_table_artifact
 
 from components.config import CampaignConfig
-from tasks import tracking
+from tasks import asks, tracking
+from tasks.asks import NIGHTLY_INDEX
 from tasks.campaign import campaign_name
 from tasks.comparison import compare_with_last_night
 from tasks.drive import STAGE, Driven, drive
 from tasks.results import Checkpoint, Pool, Score
 from tasks.trajectories import log_trajectories
-
-NIGHTLY_INDEX = 1_000
-"""Evaluations outside the campaign's own sequence are numbered from here."""
 
 
 @task(name="evaluate", task_run_name="evaluate-{checkpoint.label}", **STAGE)
@@ -27,21 +25,19 @@ def evaluate(
     config: CampaignConfig, pool: Pool, checkpoint: Checkpoint, trials: int, index: int, label: str | None = None
 ) -> Score:
     """Evaluates a checkpoint on held-out tasks; `label` names the evaluation when it is not the checkpoint's own."""
-    return _evaluate(
-        config, checkpoint, index, {"pool": pool.key, "trials": trials, "label": label or checkpoint.label}
-    )
+    return _evaluate(config, checkpoint, asks.evaluation(pool, checkpoint, trials, index, label))
 
 
 @task(name="evaluate-suite", task_run_name="evaluate-{checkpoint.label}-on-{suite}", **STAGE)
 def evaluate_suite(config: CampaignConfig, checkpoint: Checkpoint, suite: str, index: int, label: str) -> Score:
     """Evaluates a checkpoint on a suite of `evaluation.suites`."""
-    return _evaluate(config, checkpoint, index, {"suite": suite, "label": label})
+    return _evaluate(config, checkpoint, asks.suite(checkpoint, suite, index, label))
 
 
-def _evaluate(config: CampaignConfig, checkpoint: Checkpoint, index: int, inputs: Mapping[str, Any]) -> Score:
-    driven = drive(config, "evaluate", index, {**inputs, "checkpoint": checkpoint.key})
+def _evaluate(config: CampaignConfig, checkpoint: Checkpoint, ask: asks.Ask) -> Score:
+    driven = drive(config, ask)
     score = Score.of(driven.result, checkpoint.step)
-    _record(config, driven, score, index)
+    _record(config, driven, score, ask.index)
     tracking.tracker().end(driven.run)
     return score
 

@@ -20,9 +20,9 @@ from prefect import Flow
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 
-from components.config import CampaignConfig, load
-from tasks.campaign import check_claim, check_model, check_plan
+from components.config import CampaignConfig
 from tasks.drive import stop_followed
+from tasks.plan import require_sound, tell_plan
 from tasks.site import Site
 from tasks.space import explaining, require
 from tasks.stack import settings
@@ -34,13 +34,18 @@ from tasks.terminal import EXIT_INTERRUPTED, quiet, tell
 def main(flow: Flow[..., Any], argv: Sequence[str] | None = None, *, reports: bool = False) -> int:
     """Runs `flow` with the configuration named on the command line; gives the exit code.
 
-    With `reports`, the campaign's table and its JSON line end the output, and a finished campaign is only reported.
+    With `reports`, the campaign's table and its JSON line end the output, and a finished campaign is only reported;
+    `--dry-run` tells what the campaign would do, and does nothing.
     """
     parser = argparse.ArgumentParser(prog=f"python -m flows.{flow.name}", description=flow.description)
     parser.add_argument("--config", default="configs/miniature.yaml", help="YAML file of the campaign")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="changes to it")
+    if reports:
+        parser.add_argument("--dry-run", action="store_true", help="tell everything that would be done, and do nothing")
     arguments = parser.parse_args(argv)
     try:
+        if reports and arguments.dry_run:
+            return tell_plan(arguments.config, arguments.overrides, Site.current())
         return _launch(flow, arguments.config, arguments.overrides, reports)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -50,13 +55,10 @@ def main(flow: Flow[..., Any], argv: Sequence[str] | None = None, *, reports: bo
 
 
 def _launch(flow: Flow[..., Any], path: str, overrides: Sequence[str], reports: bool) -> int:
-    config = load(path, overrides)
-    check_model(config)
     site = Site.current()
-    check_plan(config, site)
+    config = require_sound(path, overrides, site)
     stack = Stack(site, lambda line: print(line, file=sys.stderr, flush=True))
     store = site.store()
-    check_claim(config, store)
     if not (reports and finished(config, store)):
         with explaining(site):
             code = _run(flow, config, site, stack)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import task
 
 from components.config import CampaignConfig
-from tasks import tracking
+from tasks import asks, tracking
 from tasks.campaign import campaign_name
 from tasks.drive import STAGE, drive
 from tasks.results import Checkpoint, Pool, WarmCritic
@@ -20,14 +20,7 @@ def rl_leg(
     The first leg begins with the weights of `critic`, or with a cold critic; the others go on with their own.
     """
     steps = config.rl.leg_steps
-    inputs = {
-        "pool": pool.key,
-        "checkpoint": before.key,
-        "state": before.state,
-        "critic": critic.key if critic is not None and before.state is None else None,
-        "first_step": (leg - 1) * steps,
-    }
-    driven = drive(config, "rl", leg, inputs, steps=steps)
+    driven = drive(config, asks.leg(config, pool, before, leg, critic))
     result = driven.result
     made = Checkpoint(
         label=f"leg-{leg}",

@@ -7,7 +7,8 @@ from pathlib import Path
 from prefect import task
 
 from components.config import CampaignConfig
-from tasks import tracking
+from components.naming import imported_key
+from tasks import asks, tracking
 from tasks.campaign import campaign_name, check_model
 from tasks.drive import STAGE, Driven, drive
 from tasks.results import Checkpoint, Pool
@@ -20,14 +21,13 @@ def base_model(config: CampaignConfig, pool: Pool) -> Checkpoint:
     if config.model.path is not None:
         return _imported(config, config.model.path)
     assert config.base is not None
-    return _checkpoint(config, drive(config, "base", 0, {"pool": pool.key}), "base")
+    return _checkpoint(config, drive(config, asks.base(pool)), "base")
 
 
 @task(name="sft", **STAGE)
 def sft(config: CampaignConfig, pool: Pool, base: Checkpoint) -> Checkpoint:
     """The base model after supervised fine-tuning."""
-    inputs = {"pool": pool.key, "checkpoint": base.key}
-    return _checkpoint(config, drive(config, "sft", 0, inputs), "sft")
+    return _checkpoint(config, drive(config, asks.sft(pool, base)), "sft")
 
 
 def _checkpoint(config: CampaignConfig, driven: Driven, label: str) -> Checkpoint:
@@ -42,7 +42,7 @@ def _imported(config: CampaignConfig, path: str) -> Checkpoint:
     """Copies a model folder into the store once, so that every later stage reads it from there."""
     check_model(config)
     name, store = campaign_name(config), Site.current().store()
-    imported = Checkpoint("base", f"campaigns/{name}/base/imported", 0)
+    imported = Checkpoint("base", imported_key(name), 0)
     if not store.exists(imported.key):
         store.put_tree(imported.key, Path(path))
     tracking.register(name, tracking.campaign_run(name, config, {}), imported, store, ("base",))

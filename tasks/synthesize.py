@@ -7,6 +7,7 @@ from prefect.artifacts import create_table_artifact
 
 from components.config import CampaignConfig
 from tasks import tracking
+from tasks.asks import Ask
 from tasks.campaign import campaign_name
 from tasks.drive import STAGE, drive
 from tasks.results import GrownPool, Pool
@@ -18,7 +19,7 @@ TOLD = 500
 @task(name="synthesize", **STAGE)
 def synthesize(config: CampaignConfig, pool: Pool) -> GrownPool:
     """Makes the grown pool, or finds it made; its address is what `pool.imported.train` takes."""
-    driven = drive(config, "synthesize", 0, {"pool": pool.key})
+    driven = drive(config, Ask("synthesize", 0, {"pool": pool.key}))
     result = driven.result
     grown = GrownPool(result["grown"], driven.store.address(result["grown"]), result["digest"], result["tasks"])
     name = campaign_name(config)

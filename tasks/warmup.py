@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import task
 
 from components.config import CampaignConfig
-from tasks import tracking
+from tasks import asks, tracking
 from tasks.drive import STAGE, drive
 from tasks.results import Checkpoint, Pool, WarmCritic
 
@@ -13,8 +13,6 @@ from tasks.results import Checkpoint, Pool, WarmCritic
 @task(name="warm-up", **STAGE)
 def warm_up(config: CampaignConfig, pool: Pool, before: Checkpoint) -> WarmCritic:
     """A critic trained beside an actor that starts from `before`, on the warm-up pool; the actor is not kept."""
-    assert config.ppo.warmup is not None
-    inputs = {"pool": pool.key, "checkpoint": before.key, "state": None, "critic": None, "first_step": 0}
-    driven = drive(config, "warmup", 0, inputs, steps=config.ppo.warmup.steps)
+    driven = drive(config, asks.warmup(config, pool, before))
     tracking.tracker().end(driven.run)
     return WarmCritic(driven.result["critic"], driven.result["metrics"], driven.result.get("seconds", 0.0))

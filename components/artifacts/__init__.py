@@ -7,10 +7,10 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from components.artifacts.local import LocalStore
-from components.artifacts.store import ArtifactStore
+from components.artifacts.store import ArtifactStore, address_of
 from components.errors import ConfigError
 
-__all__ = ["ArtifactStore", "LocalStore", "open_store"]
+__all__ = ["ArtifactStore", "LocalStore", "address_of", "open_store", "store_url"]
 
 
 def open_store(url: str | Path) -> ArtifactStore:
@@ -20,11 +20,18 @@ def open_store(url: str | Path) -> ArtifactStore:
         ConfigError: the URL names a kind of store that does not exist.
         StoreError: the folder cannot be made or written.
     """
+    return LocalStore(Path(store_url(url)))
+
+
+def store_url(url: str | Path) -> str:
+    """The `url` of the store that `open_store` would open: an absolute path. Opens nothing.
+
+    Raises:
+        ConfigError: as `open_store`.
+    """
     parts = urlsplit(str(url))
-    if parts.scheme == "":
-        return LocalStore(Path(url))
-    if parts.scheme == "file":
-        return LocalStore(Path(url2pathname(parts.path)))
     if parts.scheme == "s3":
         raise ConfigError([f"{url}: the S3 store is not built yet; use a folder"], "artifact store")
-    raise ConfigError([f"{url}: no store of kind {parts.scheme}://; use a folder"], "artifact store")
+    if parts.scheme not in ("", "file"):
+        raise ConfigError([f"{url}: no store of kind {parts.scheme}://; use a folder"], "artifact store")
+    return str(Path(url2pathname(parts.path) if parts.scheme else url).absolute())

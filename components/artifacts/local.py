@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from components.artifacts import manifest as manifests
-from components.artifacts.store import check_key
+from components.artifacts.store import address_of, check_key
 from components.errors import DamagedError, StoreError
 
 _DATA = ".data"
@@ -42,6 +42,11 @@ class LocalStore:
             if not os.access(self._root, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
+    @staticmethod
+    def is_at(root: Path) -> bool:
+        """Whether there is such a store in the folder. Makes none."""
+        return (root / _DATA).is_dir()
+
     @property
     def url(self) -> str:
         """The folder's path."""
@@ -49,7 +54,7 @@ class LocalStore:
 
     def address(self, key: str) -> str:
         """The path of the readable link."""
-        return str(self._root / check_key(key))
+        return address_of(self.url, key)
 
     def put_bytes(self, key: str, data: bytes) -> None:
         """See `ArtifactStore.put_bytes`."""

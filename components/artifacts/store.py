@@ -75,6 +75,11 @@ class ArtifactStore(Protocol):
         ...
 
 
+def address_of(url: str, key: str) -> str:
+    """Where the object lies of a store whose `url` this is: a path or a URL. Pure."""
+    return f"{url.rstrip('/')}/{check_key(key)}"
+
+
 def check_key(key: str) -> str:
     """Returns `key` if it is well-formed.
 

@@ -4,7 +4,8 @@ from components.config.audit import AuditConfig, EndpointConfig, JudgeConfig, Re
 from components.config.campaign import CampaignConfig, RlConfig
 from components.config.evaluation import BENCHMARKS, HELDOUT, EvaluationConfig, HarborConfig, SuiteConfig
 from components.config.layout import KernelsConfig, LayoutConfig, layout_problems
-from components.config.load import digest, load, validate
+from components.config.lenient import Readable, readable
+from components.config.load import digest, load, read, validate
 from components.config.model import HybridConfig, ModelConfig
 from components.config.ppo import (
     ClippedValueConfig,
@@ -50,6 +51,7 @@ __all__ = [
     "PpoConfig",
     "ProbeConfig",
     "PublishConfig",
+    "Readable",
     "RepairConfig",
     "RewardConfig",
     "RlConfig",
@@ -65,5 +67,7 @@ __all__ = [
     "digest",
     "layout_problems",
     "load",
+    "read",
+    "readable",
     "validate",
 ]

@@ -15,7 +15,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from components.config.section import Section
+from components.config.section import Problems, Section
 
 ProfileName = Literal["miniature", "t1_table", "t1_case", "leaderboard"]
 HarnessName = Literal["native", "harbor"]
@@ -151,7 +151,7 @@ class SuiteConfig(Section):
         if self.name == HELDOUT:
             problems.append(f"name {HELDOUT} is the pool's own held-out tasks'")
         if problems:
-            raise ValueError("; ".join(problems))
+            raise Problems(problems)
         return self
 
 

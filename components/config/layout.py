@@ -10,6 +10,14 @@ from pydantic import Field, model_validator
 from components.config.model import ModelConfig
 from components.config.section import Section
 
+NEVER = {
+    "moe_router_fusion": (
+        "is refused: a fused router ignores replayed routing, so that the trainer would not use the experts that the "
+        "sampler used; remove it"
+    )
+}
+"""Switches of Megatron that have no key here, and never will."""
+
 
 class LayoutConfig(Section):
     """How one trainer is spread over processes. Everything 1 is one process, in the stage's own."""

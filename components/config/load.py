@@ -12,6 +12,10 @@ import yaml
 from pydantic import ValidationError
 
 from components.config.campaign import CampaignConfig
+from components.config.consistency import inconsistencies
+from components.config.layout import NEVER
+from components.config.lenient import readable
+from components.config.section import Problems
 from components.errors import ConfigError
 
 
@@ -23,6 +27,15 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> CampaignConfig:
     Raises:
         ConfigError: the file is missing or not a mapping, an override is malformed, or any key is unknown or out of
             range. Every problem is listed with its path.
+    """
+    return validate(*read(path, overrides))
+
+
+def read(path: str | Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], str]:
+    """The document of a YAML file with its overrides, not validated; and what names it in an error.
+
+    Raises:
+        ConfigError: the file is missing or not a mapping, or an override is malformed.
     """
     file = Path(path)
     try:
@@ -38,19 +51,22 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> CampaignConfig:
     problems = [problem for override in overrides if (problem := _apply(document, override))]
     if problems:
         raise ConfigError(problems, str(path))
-    return validate(document, " with ".join([str(path), *overrides]))
+    return document, " with ".join([str(path), *overrides])
 
 
 def validate(document: dict[str, Any], source: str) -> CampaignConfig:
     """Validates a parsed document; `source` names it in the error.
 
     Raises:
-        ConfigError: lists every problem with its key path.
+        ConfigError: lists every problem with its key path. What does not go together is found beside what is wrong by
+            itself, wherever the sections that it is about can be read.
     """
     try:
         return CampaignConfig.model_validate(document)
     except ValidationError as error:
-        raise ConfigError([_describe(item) for item in error.errors()], source) from error
+        alone = [problem for item in error.errors() if item["loc"] for problem in _describe(item)]
+        found = readable(document)
+        raise ConfigError([*alone, *inconsistencies(found.config, found.unreadable)], source) from error
 
 
 def digest(config: CampaignConfig) -> str:
@@ -78,8 +94,11 @@ def _apply(document: dict[str, Any], override: str) -> str | None:
     return None
 
 
-def _describe(item: Any) -> str:
-    where = ".".join(str(part) for part in item["loc"]) or "(whole)"
+def _describe(item: Any) -> list[str]:
+    where = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
-        return f"{where}: unknown key"
-    return f"{where}: {item['msg'].removeprefix('Value error, ')}"
+        reason = NEVER.get(str(item["loc"][-1]))
+        return [f"{where}: unknown key" if reason is None else f"{where}: {reason}"]
+    error = item.get("ctx", {}).get("error")
+    told = error.problems if isinstance(error, Problems) else [item["msg"].removeprefix("Value error, ")]
+    return [f"{where}: {problem}" for problem in told]

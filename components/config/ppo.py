@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from components.config.section import Section
+from components.config.section import Problems, Section
 from components.config.training import OptimizerConfig
 
 SEQUENCE_CLIP = 0.05
@@ -147,5 +147,5 @@ class PpoConfig(Section):
             if taken := [name for name in self.corrections.apply if name in TOKEN_CORRECTIONS]:
                 problems.append(f"corrections.apply: {taken[0]} weighs tokens, but gspo has one ratio a stream")
         if problems:
-            raise ValueError("; ".join(problems))
+            raise Problems(problems)
         return self

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from components.config.section import Section
+from components.config.section import Problems, Section
 
 COMPACTION_TURNS = 3
 """Turns that a compaction takes: summary, questions, answers."""
@@ -75,7 +75,7 @@ class HarnessConfig(Section):
         if self.compaction is not None:
             problems += self._compaction_problems(self.compaction)
         if problems:
-            raise ValueError("; ".join(problems))
+            raise Problems(problems)
         return self
 
     def _style_problems(self) -> list[str]:
@@ -178,7 +178,7 @@ class SandboxConfig(Section):
         if self.images is not None and not self.images.startswith("/"):
             problems.append(f"images must be an absolute path, not {self.images!r}")
         if problems:
-            raise ValueError("; ".join(problems))
+            raise Problems(problems)
         return self
 
 

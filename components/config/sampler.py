@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from components.config.section import Section
+from components.config.section import Problems, Section
 
 OWNED = {
     "--model-path": "the stage's checkpoint",
@@ -98,7 +98,7 @@ class SGLangConfig(Section):
             )
         problems += [problem for argument in self.arguments if (problem := _refusal(argument))]
         if problems:
-            raise ValueError("; ".join(problems))
+            raise Problems(problems)
         return self
 
 

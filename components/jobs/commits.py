@@ -26,6 +26,7 @@ import numpy as np
 from components.config.decisive import decisive, decisive_digest, differences
 from components.errors import CheckpointError, DamagedError, StoreError
 from components.jobs.job import Job, log
+from components.naming import step_key
 from components.trainer import State, Trainer
 
 OF_THE_RUN = ("time/", "publish/", "fleet/", "resume/", "sandbox/")
@@ -38,7 +39,7 @@ CONFIG = "config.json"
 
 def state_key(job: Job, stage: str, step: int) -> str:
     """Where the trainer's state after `step` lies."""
-    return job.key(stage, "steps", f"{step:06d}", "state")
+    return step_key(job.campaign, stage, step, "state")
 
 
 @dataclass(frozen=True, slots=True)

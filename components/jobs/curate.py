@@ -13,6 +13,7 @@ from typing import Any
 from components.curation import Candidate, admit, assertion_statistics
 from components.jobs.gathering import Verdicts, digest, gated, gather, parts, require_enough
 from components.jobs.job import Job, main
+from components.naming import pool_key
 from components.pool import Pool, choose
 
 
@@ -29,7 +30,7 @@ def stage(job: Job) -> dict[str, Any]:
     pools = {name: admit(pool, found[name]) for name, pool in pools.items()}
     if job.config.pool.imported is not None:
         pools = _chosen(job, folder, pools)
-    key = job.key("pool")
+    key = pool_key(job.campaign)
     job.store.put_tree(key, folder)
     shutil.rmtree(folder)
     return {

@@ -9,9 +9,9 @@ from components.diagnostics import Evaluation, diagnose, figures, page, render
 from components.diagnostics.trajectory import Chosen, beside, chosen, decoder, html, page_of, section, stored, view
 from components.errors import LongshellError
 from components.jobs.job import Job, log, main
+from components.naming import diagnosis_key
 from components.rollout import TrialRow
 
-STAGE = "diagnose"
 RL = "rl"
 
 
@@ -42,16 +42,15 @@ def stage(job: Job) -> dict[str, Any]:
     )
     name = job.campaign if through is None else f"{job.campaign} after step {through}"
     drawn = figures(records, evaluations)
-    folder = (STAGE,) if through is None else (STAGE, f"step-{through:06d}")
     read = chosen([*_rows(job, [record["step"] for record in records if record["step"] >= before])])
-    pages = {each.row.trial_id: _page(job, each, folder) for each in read}
+    pages = {each.row.trial_id: _page(job, each, through) for each in read}
     text = render(f"Diagnosis of {name}", diagnosis, records, evaluations, before=earlier)
     if read:
         text += "\n" + section(read, beside(name for name, key in pages.items() if key))
-    keys = [job.key(*folder, "figures", f"{figure}.png") for figure in drawn]
+    keys = [diagnosis_key(job.campaign, through, "figures", f"{figure}.png") for figure in drawn]
     for key, data in zip(keys, drawn.values(), strict=True):
         job.store.put_bytes(key, data)
-    report, whole = job.key(*folder, "report.md"), job.key(*folder, "report.html")
+    report, whole = (diagnosis_key(job.campaign, through, name) for name in ("report.md", "report.html"))
     job.store.put_bytes(report, text.encode())
     job.store.put_bytes(whole, page(f"Diagnosis of {name}", text, drawn).encode())
     return {
@@ -74,7 +73,7 @@ def _rows(job: Job, steps: Sequence[int]) -> Iterator[tuple[int, TrialRow]]:
             yield from ((step, TrialRow(**row)) for row in job.store.get_json(key))
 
 
-def _page(job: Job, each: Chosen, folder: Sequence[str]) -> str | None:
+def _page(job: Job, each: Chosen, through: int | None) -> str | None:
     """Writes the page of a trial; its key, or None where it cannot be read, which is no reason to have no report."""
     trial = each.row.trial_id
     try:
@@ -83,7 +82,7 @@ def _page(job: Job, each: Chosen, folder: Sequence[str]) -> str | None:
     except LongshellError as error:
         log.warning("trial %s has no page: %s", trial, error)
         return None
-    key = job.key(*folder, *page_of(trial).split("/"))
+    key = diagnosis_key(job.campaign, through, *page_of(trial).split("/"))
     job.store.put_bytes(key, written.encode())
     return key
 

@@ -28,12 +28,12 @@ from components.jobs.checkpoints import keep_tokenizer
 from components.jobs.job import Job, log, main
 from components.jobs.world import Drawing, World, open_world
 from components.learning.batch import reward_of
+from components.naming import evaluation_key
 from components.outcomes import TrialOverdue, fault_of
 from components.pool import Pool, Task
 from components.records import Sampling, Trial
 from components.rollout import Attempt, Ledger, Origin, Outcome, save_batch, trial_id, trial_tokens
 
-STAGE = "evaluate"
 NATIVE = "native"
 
 
@@ -68,16 +68,15 @@ def _suite(job: Job, config: CampaignConfig) -> Suite:
 
 
 def _key(job: Job, part: str) -> str:
-    """Of what an evaluation leaves. Nights of one suite lie beside each other."""
-    name = job.inputs.get("suite")
-    return job.key(STAGE, *([] if name is None else [name]), job.inputs["label"], part)
+    """Of what the evaluation leaves."""
+    return evaluation_key(job.campaign, job.inputs["label"], part, job.inputs.get("suite"))
 
 
 async def _run(job: Job, config: CampaignConfig, checkpoint: Path, suite: Suite) -> list[Trial]:
     named = "/".join(part for part in (job.campaign, job.inputs["label"], job.inputs.get("suite")) if part)
     if config.sampler.placement == "ray":
         ray.init(address="auto", logging_level="warning")
-    drawing = Drawing(seed=config.seed * 1_000 + 500 + job.index, routing=False, tell=log.warning)
+    drawing = Drawing(seed=config.sampler_seed(job.stage, job.index), routing=False, tell=log.warning)
     if config.evaluation.harness != NATIVE:
         return await harbor.run_suite(job, config, checkpoint, suite, named=named, drawing=drawing)
     sampling = sampling_of(config.evaluation)

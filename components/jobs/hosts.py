@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from components.config import CampaignConfig, SandboxConfig
 from components.errors import FaultCause, InfraFault
+from components.jobs.actors import NODE_PLACE
 from components.jobs.job import log
 from components.sandbox.host import Address, HostBackend, Hosts, Place, claim, open_host, open_place, required
 
@@ -82,7 +83,7 @@ class NodePlace:
 async def _open_on(node: str, config: SandboxConfig, state: Path, linger_s: float) -> HostBackend:
     """The host of a node."""
     here = NodeAffinitySchedulingStrategy(node, soft=False)
-    actor = ray.remote(num_cpus=0, max_restarts=0, scheduling_strategy=here)(NodePlace).remote(
+    actor = ray.remote(**NODE_PLACE, scheduling_strategy=here)(NodePlace).remote(
         config.model_dump(mode="json"), str(state / f"node-{node[:12]}"), linger_s
     )
 

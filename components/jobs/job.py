@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from components.artifacts import ArtifactStore, open_store
 from components.config import CampaignConfig, validate
 from components.errors import Exit, Failure, LongshellError, failure_of, no_space
+from components.naming import campaign_key, step_key
 
 NOISY = ("megatron",)
 """Libraries whose notices (the absence of CUDA extensions, bucket layouts) say nothing to the reader of a job's log."""
@@ -47,7 +48,7 @@ class Job:
 
     def key(self, *parts: str | int) -> str:
         """A store key within the campaign."""
-        return "/".join(["campaigns", self.campaign, *(str(part) for part in parts)])
+        return campaign_key(self.campaign, *parts)
 
     def commit(self, stage: str, step: int, metrics: Mapping[str, float], *, total: int, **facts: Any) -> None:
         """Writes the record of a finished step. Its presence is what makes the step committed.
@@ -74,7 +75,7 @@ class Job:
             yield self.record(stage, step)
 
     def _record_key(self, stage: str, step: int) -> str:
-        return self.key(stage, "steps", f"{step:06d}", "record.json")
+        return step_key(self.campaign, stage, step, "record.json")
 
 
 def main(stage: Callable[[Job], Mapping[str, Any]]) -> None:

@@ -280,7 +280,7 @@ def _rollouts(job: Job, course: Course, checkpoint: Path, *, leaves: bool) -> It
         job.config.model_dump(mode="json"),
         str(job.store.tree(job.inputs["pool"]) / course.tasks),
         str(checkpoint),
-        job.config.seed * 1_000 + job.index,
+        job.config.sampler_seed(job.stage, job.index),
         str(job.folder),
         str(_shared(job, course)),
         str(_shared(job, course) / "finished" / _lineage(job, course)),

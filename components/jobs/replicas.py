@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from components.errors import ServiceError
+from components.jobs.actors import replica
 from components.jobs.job import log
 from components.sampler.fleet import ChildLauncher, Serving
 
@@ -67,14 +68,13 @@ class RayLauncher:
     async def start(self, place: int, start: int) -> str:
         """See `Launcher.start`. Waits as long as it takes until the GPUs are free."""
         await self.stop(place)
-        sglang = self._serving.config.sglang
-        gpus = 0 if sglang is None else sglang.tp
-        actor = ray.remote(num_cpus=0, num_gpus=gpus, max_restarts=0)(Replica).remote(self._serving, place)
+        wanted = replica(self._serving.config)
+        actor = ray.remote(**wanted)(Replica).remote(self._serving, place)
         self._actors[place] = actor
         try:
             placed = asyncio.ensure_future(_value(actor.here.remote()))
             if not (await asyncio.wait([placed], timeout=PATIENCE_S))[0]:
-                log.warning("sampler %d waits for a machine with %d free GPUs", place, gpus)
+                log.warning("sampler %d waits for a machine with %d free GPUs", place, wanted["num_gpus"])
             await placed
             return str(await _value(actor.start.remote(start)))
         except ray.exceptions.RayTaskError as error:

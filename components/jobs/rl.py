@@ -8,6 +8,7 @@ from components.jobs.checkpoints import publish_checkpoint
 from components.jobs.commits import state_key
 from components.jobs.job import Job, main
 from components.jobs.leg import Course, stepped, totals
+from components.naming import leg_checkpoint_key
 
 STAGE = "rl"
 
@@ -50,7 +51,7 @@ def best_leg(job: Job) -> int | None:
 
 
 def _checkpoint_key(job: Job, number: int) -> str:
-    return job.key(STAGE, "legs", number, "checkpoint")
+    return leg_checkpoint_key(job.campaign, number)
 
 
 if __name__ == "__main__":

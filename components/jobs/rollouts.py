@@ -27,6 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from components.config import CampaignConfig, RolloutConfig, validate
 from components.errors import DriftError, RecordError
+from components.jobs.actors import ROLLOUTS
 from components.jobs.job import log
 from components.jobs.world import Drawing, World, open_world
 from components.learning.admission import Admitted, admit
@@ -286,7 +287,7 @@ class RolloutSide:
         """A `Rollouts` in a process of its own; `arguments` are its. It is on this node, whose folders both use: Ray
         puts an actor that asks for nothing on any."""
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self._actor = ray.remote(num_cpus=0, max_restarts=0, scheduling_strategy=here)(Rollouts).remote(*arguments)
+        self._actor = ray.remote(**ROLLOUTS, scheduling_strategy=here)(Rollouts).remote(*arguments)
 
     def open(self) -> None:
         """See `Rollouts.open`."""

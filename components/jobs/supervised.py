@@ -23,6 +23,7 @@ from components.jobs.commits import Commits, refused_states, resume
 from components.jobs.job import Job, log
 from components.learning import Supervised
 from components.learning.corpus import load_corpus, save_corpus
+from components.naming import checkpoint_key
 from components.planner import require
 from components.pool import Split, generate
 from components.records import Sample
@@ -50,7 +51,7 @@ def train(job: Job, config: SupervisedConfig, *, start: Path | None, tokenizer_f
     run = Supervised([*corpus, *extra], config, job.config.seed)
     total = run.steps()
     position = resume(job, job.stage, total, begins=True)
-    key = job.key(job.stage, "checkpoint")
+    key = checkpoint_key(job.campaign, job.stage)
     seed = job.config.seed if start is None and position.state is None else None
     with (
         Commits(job, job.stage, first=position.step, total=total) as commits,

@@ -13,6 +13,7 @@ from typing import Any
 
 from components.jobs.job import Job, main
 from components.jobs.leg import Course, stepped, totals
+from components.naming import critic_key
 
 
 def stage(job: Job) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def stage(job: Job) -> dict[str, Any]:
     warmup = job.config.ppo.warmup
     assert warmup is not None, "the warm-up stage runs only when the configuration asks for it"
     course = Course("warmup", "warmup", total=warmup.steps)
-    key = job.key(course.stage, "critic")
+    key = critic_key(job.campaign)
     with stepped(job, course, 0, warmup.steps) as trainer:
         folder = job.folder / "critic"
         trainer.save_hf(folder, what="critic")

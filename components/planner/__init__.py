@@ -8,6 +8,7 @@ from components.planner.require import assess, require
 from components.planner.search import layouts
 from components.planner.shape import ModelShape
 from components.planner.simulate import Kind, Simulation, simulate
+from components.planner.storage import StorageReport, storage
 
 __all__ = [
     "CapacityReport",
@@ -19,6 +20,7 @@ __all__ = [
     "Simulation",
     "Split",
     "StageBytes",
+    "StorageReport",
     "assess",
     "balance",
     "capacity",
@@ -28,4 +30,5 @@ __all__ = [
     "require",
     "simulate",
     "split",
+    "storage",
 ]

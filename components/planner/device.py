@@ -92,7 +92,7 @@ def held_by_device(model: ModelConfig, trainer: TrainerConfig, stage: str) -> tu
     experts = shape.expert_parameters // (layout.pp * layout.ep)
     cut, experts_cut = 1, 1
     if trainer.distributed_optimizer:
-        cut, experts_cut = layout.cp * layout.dp, layout.world // layout.pp // layout.ep
+        cut, experts_cut = layout.cp * layout.dp, max(1, layout.world // layout.pp // layout.ep)
 
     def of(ends: int) -> Held:
         dense = (layers + ends * embedding) // layout.tp

@@ -24,7 +24,7 @@ from types import TracebackType
 
 from components.config import SamplerConfig
 from components.errors import ServiceError
-from components.sampler.sglang import Place, flags, sglang_command
+from components.sampler.command import Place, server_command
 
 _ROOT = Path(__file__).parents[2]
 LOCAL = "127.0.0.1"
@@ -167,22 +167,9 @@ def launch_sampler(
 
 def _embedded(config: SamplerConfig, host: str, routing: bool, log_path: Path) -> _Launch:
     def command(model_path: Path, weight_version: int, port: int, seed: int) -> list[str]:
-        values = {
-            "--model": model_path,
-            "--host": host,
-            "--port": port,
-            "--slots": config.slots,
-            "--context": config.context_tokens,
-            "--prefill-tokens": config.prefill_tokens,
-            "--dtype": config.dtype,
-            "--router-dtype": config.router_dtype,
-            "--threads": config.threads,
-            "--seed": seed,
-            "--weight-version": weight_version,
-            "--parent": os.getpid(),
-        }
-        capture = ["--enable-return-routed-experts"] if routing else []
-        return [sys.executable, "-m", "components.sampler.server", *flags(values), *capture]
+        place = Place(host, port, 0, seed)
+        served = server_command(config, model_path, weight_version=weight_version, place=place, routing=routing)
+        return [*served, "--parent", str(os.getpid())]
 
     environment = {"OMP_NUM_THREADS": str(config.threads), "PYTHONPATH": _python_path()}
     return _Launch(
@@ -208,7 +195,7 @@ def _sglang(config: SamplerConfig, host: str, routing: bool, log_path: Path) -> 
         # `env`, since the guardian is ours and must not see what the server is given (PYTHONPATH, say).
         given = [f"{name}={value}" for name, value in settings.environment.items()]
         place = Place(host, port, _free_port(host), seed)
-        server = sglang_command(config, model_path, weight_version=weight_version, place=place, routing=routing)
+        server = server_command(config, model_path, weight_version=weight_version, place=place, routing=routing)
         return [*guard, "env", *given, *server]
 
     return _Launch(

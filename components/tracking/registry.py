@@ -12,6 +12,7 @@ from typing import Any
 import mlflow
 from mlflow.exceptions import MlflowException
 
+from components.naming import registered_model
 from components.tracking.tracker import Run, Tracker
 
 ALIASES = ("base", "sft", "best")
@@ -35,7 +36,7 @@ class Registry:
 
     def __init__(self, tracker: Tracker, campaign: str) -> None:
         self._client = tracker.client
-        self._name = f"longshell-{campaign}"
+        self._name = registered_model(campaign)
 
     def register(self, run: Run, checkpoint: Checkpoint, aliases: tuple[str, ...]) -> str:
         """Makes a version for the checkpoint, unless there is one, and moves `aliases` to it; gives its number."""

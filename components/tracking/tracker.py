@@ -27,8 +27,8 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunT
 from mlflow.exceptions import MlflowException
 
 from components.errors import ServiceError
+from components.naming import EXPERIMENT, run_key
 
-EXPERIMENT = "longshell"
 KEY = "longshell.key"
 """Tag by which a run is found again: `<campaign>` or `<campaign>/<stage>`."""
 COMMITTED = "time/committed_ms"
@@ -81,7 +81,7 @@ class Tracker:
     def stage(self, parent: Run, stage: str, tags: Mapping[str, str]) -> Run:
         """The run of one stage, below its campaign's."""
         nested = {**tags, "mlflow.parentRunId": parent.run_id, "longshell.stage": stage}
-        return self._find_or_create(f"{parent.key}/{stage}", stage, nested)
+        return self._find_or_create(run_key(parent.key, stage), stage, nested)
 
     def log_step(self, run: Run, step: int, metrics: Mapping[str, float | None], timestamp_ms: int) -> bool:
         """Logs a committed step, unless it was logged before; says whether it was now.

@@ -1,12 +1,13 @@
 """A tuned model."""
 
+from components.naming import checkpoint_key
 from tests.fake_jobs.stages import model, run
 
 
 def stage(store, spec):
     assert store.exists(spec["inputs"]["pool"])
     assert store.exists(spec["inputs"]["checkpoint"])
-    return {"checkpoint": model(store, f"campaigns/{spec['campaign']}/sft/model"), "step": 0, "metrics": {}}
+    return {"checkpoint": model(store, checkpoint_key(spec["campaign"], "sft")), "step": 0, "metrics": {}}
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from components.artifacts import LocalStore
+from components.config import load
 from components.tracking import Tracker
+from tasks.plan import course
 from tests import services
 from tests.disks import small_disk
 
@@ -109,6 +111,14 @@ def test_a_campaign_survives_the_death_of_its_job_and_of_its_flow_and_logs_no_st
     trace = campaign.trace()
     assert trace.count("begin rl-1") == 2, "the second flow attached to the running job"
     assert [trace.count(f"begin {stage}-0") for stage in ("curate", "base", "sft", "warmup")] == [1] * 4
+
+    config = load(ROOT / "configs" / "miniature.yaml", overrides)
+    asked = {key.split("/")[3] for key in campaign.store.list("campaigns/miniature-s1/jobs")}
+    foreseen = {job.submission_id(config).partition("<")[0]: job for job in course(config)}
+    assert {next(each for each in foreseen if name.startswith(each)) for name in asked} == foreseen.keys()
+    assert len(asked) == len(foreseen), "the plan tells exactly the jobs that ran, by their ids"
+    for job in foreseen.values():
+        assert all(campaign.store.exists(key) for key in job.leaves if job.ask.stage != "evaluate"), job
 
     *_, last = output.strip().splitlines()
     results = json.loads(last)

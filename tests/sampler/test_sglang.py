@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from components.config import SamplerConfig, SGLangConfig, load
 from components.config.sampler import HARMFUL, OWNED
-from components.sampler.sglang import Place, sglang_command
+from components.sampler.command import Place, sglang_command
 
 FILES = Path(sys.prefix) / "sglang-files/sglang/srt"
 PLACE = Place("10.0.0.7", 21_000, 21_001, 5)

@@ -1,11 +1,12 @@
-"""The command line of an SGLang replica. Pure: what is impossible was refused with the configuration.
+"""The command line of a sampler: our own, or an SGLang. Pure: what is impossible was refused with the configuration.
 
-Invariant: the client can rely on what is passed here (ids in and out, experts captured, a neutral sampling default, one
-positive prefill chunk), since `SGLangConfig.arguments` cannot take any of it back.
+Invariant: the client can rely on what is passed to SGLang (ids in and out, experts captured, a neutral sampling
+default, one positive prefill chunk), since `SGLangConfig.arguments` cannot take any of it back.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,37 @@ class Place:
     host: str
     port: int
     nccl_port: int
-    """By itself SGLang takes an ephemeral one and binds it a minute later, when it may be gone."""
+    """SGLang's. By itself it takes an ephemeral one and binds it a minute later, when it may be gone."""
     seed: int
+
+
+def server_command(
+    config: SamplerConfig, model_path: Path, *, weight_version: int, place: Place, routing: bool
+) -> list[str]:
+    """Of whichever server the configuration starts. Arguments as of `sglang_command`."""
+    command = embedded_command if config.sglang is None else sglang_command
+    return command(config, model_path, weight_version=weight_version, place=place, routing=routing)
+
+
+def embedded_command(
+    config: SamplerConfig, model_path: Path, *, weight_version: int, place: Place, routing: bool
+) -> list[str]:
+    """Of our own server. Arguments as of `sglang_command`."""
+    values: dict[str, object] = {
+        "--model": model_path,
+        "--host": place.host,
+        "--port": place.port,
+        "--slots": config.slots,
+        "--context": config.context_tokens,
+        "--prefill-tokens": config.prefill_tokens,
+        "--dtype": config.dtype,
+        "--router-dtype": config.router_dtype,
+        "--threads": config.threads,
+        "--seed": place.seed,
+        "--weight-version": weight_version,
+    }
+    capture = ["--enable-return-routed-experts"] if routing else []
+    return [sys.executable, "-m", "components.sampler.server", *flags(values), *capture]
 
 
 def sglang_command(

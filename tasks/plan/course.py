@@ -1,0 +1,114 @@
+"""The jobs of a campaign in the order in which the flow asks for them, with what each leaves in the store.
+
+The graph is that of `flows.campaign`; a test holds the jobs of a finished campaign against this list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from components import naming
+from components.cluster import JobSpec
+from components.config import CampaignConfig
+from tasks import asks
+from tasks.asks import Ask
+from tasks.campaign import campaign_name
+from tasks.results import Checkpoint, Pool, WarmCritic
+
+AUDITED = ("aggregate", "gates", "audit", "repair", "reaudit", "select")
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """A job that will be asked for.
+
+    Attributes:
+        task: name of its flow task's run.
+        ask: what it will be asked. Without its measured inputs, where it is not `exact`.
+        exact: whether its inputs, and with them its submission id, can be known beforehand.
+        leaves: keys in the store, of what it makes.
+        serves: key of the model that its samplers serve; None without samplers.
+        trains: whether it has a trainer.
+        beside: it runs beside what follows.
+    """
+
+    task: str
+    ask: Ask
+    leaves: tuple[str, ...]
+    exact: bool = True
+    serves: str | None = None
+    trains: bool = False
+    beside: bool = False
+
+    def spec(self, config: CampaignConfig) -> JobSpec:
+        """Its identity."""
+        return self.ask.spec(config)
+
+    def submission_id(self, config: CampaignConfig) -> str:
+        """Of its first attempt; `-r<k>` is appended for the k-th repetition."""
+        spec = self.spec(config)
+        return spec.base if self.exact else spec.base.removesuffix(spec.digest) + "<digest of what was measured>"
+
+
+def course(config: CampaignConfig) -> list[Foreseen]:
+    """Every job of the flow `campaign`."""
+    name = campaign_name(config)
+    pool = Pool(naming.pool_key(name), "", 0, 0, 0.0)
+    return [*_pool(config, name), *_models(config, name, pool)]
+
+
+def _pool(config: CampaignConfig, name: str) -> Iterator[Foreseen]:
+    if config.pool.audit is None:
+        yield Foreseen("curate", Ask("curate", 0, {}), (naming.pool_key(name),))
+        return
+    stages = [stage for stage in AUDITED if config.pool.audit.repair or stage not in ("repair", "reaudit")]
+    for stage in stages:
+        made = (naming.pool_key(name),) if stage == "select" else ()
+        yield Foreseen(stage, Ask(stage, 0, {}), made, exact=stage == "aggregate")
+
+
+def _models(config: CampaignConfig, name: str, pool: Pool) -> Iterator[Foreseen]:
+    trials, legs = config.evaluation.trials, config.rl.legs
+    if config.model.path is None:
+        base = Checkpoint("base", naming.checkpoint_key(name, "base"), 0)
+        yield Foreseen("base", asks.base(pool), (base.key,), trains=True)
+    else:
+        base = Checkpoint("base", naming.imported_key(name), 0)
+    yield _evaluation(config, pool, base, trials, 0)
+    before = Checkpoint("sft", naming.checkpoint_key(name, "sft"), 0)
+    yield Foreseen("sft", asks.sft(pool, base), (before.key,), trains=True)
+    yield _evaluation(config, pool, before, trials, 1)
+    critic = None
+    if config.ppo.warmup is not None:
+        critic = WarmCritic(naming.critic_key(name))
+        ask = asks.warmup(config, pool, before)
+        yield Foreseen("warm-up", ask, (critic.key,), serves=before.key, trains=True)
+    for leg in range(1, legs + 1):
+        ask, after = asks.leg(config, pool, before, leg, critic), _after(config, name, leg)
+        made = (after.key, *([] if after.state is None else [after.state]))
+        yield Foreseen(f"rl-leg-{leg}", ask, made, serves=before.key, trains=True)
+        yield _evaluation(config, pool, after, trials if leg == legs else config.evaluation.leg_trials, leg + 1)
+        yield _diagnosis(config, name, None if leg == legs else leg)
+        before = after
+
+
+def _after(config: CampaignConfig, name: str, leg: int) -> Checkpoint:
+    """What a leg leaves."""
+    step = leg * config.rl.leg_steps
+    state = naming.step_key(name, "rl", step - 1, "state")
+    return Checkpoint(f"leg-{leg}", naming.leg_checkpoint_key(name, leg), step, state=state)
+
+
+def _evaluation(config: CampaignConfig, pool: Pool, made: Checkpoint, trials: int, index: int) -> Foreseen:
+    kept = naming.evaluation_key(campaign_name(config), made.label, "trials")
+    ask = asks.evaluation(pool, made, trials, index)
+    return Foreseen(f"evaluate-{made.label}", ask, (kept,), serves=made.key, beside=True)
+
+
+def _diagnosis(config: CampaignConfig, name: str, leg: int | None) -> Foreseen:
+    ask = asks.diagnosis(config, (), leg)
+    report = naming.diagnosis_key(name, ask.inputs["through"], "report.html")
+    return Foreseen(
+        "diagnose" if leg is None else f"diagnose-{leg}", ask, (report,), exact=False, beside=leg is not None
+    )

@@ -1,0 +1,113 @@
+"""Everything that is wrong with a campaign before it starts: its configuration, its memory, its store, its folders.
+
+Invariant: one problem hides no other, as long as what the other is about can be read. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from components.artifacts import ArtifactStore, LocalStore, open_store, store_url
+from components.config import CampaignConfig, Readable, read, readable, validate
+from components.errors import ConfigError, StoreError
+from tasks.campaign import check_claim, check_model, check_plan
+from tasks.site import Site
+
+PLANNED = frozenset({"model", "trainer", "ppo", "rollout", "harness", "sampler"})
+"""Sections that the arithmetic of a campaign's memory reads."""
+
+
+def require_sound(path: str, overrides: Sequence[str], site: Site) -> CampaignConfig:
+    """The configuration of a campaign that can start here.
+
+    Raises:
+        ConfigError: lists everything that is wrong with it.
+    """
+    config, problems, source = refusals(path, overrides, site)
+    if config is not None and not problems:
+        problems = _refused(lambda: check_model(config))
+    if config is None or problems:
+        raise ConfigError(problems, source)
+    return config
+
+
+def refusals(path: str, overrides: Sequence[str], site: Site) -> tuple[CampaignConfig | None, list[str], str]:
+    """A configuration when it is sound by itself; what forbids to run it at `site`; and what names it in a message.
+
+    Folders that only the cluster's machines need are not asked for (`places`).
+    """
+    config, found, source, problems = None, None, path, []
+    try:
+        document, source = read(path, overrides)
+        found = readable(document)
+        config = validate(document, source)
+    except ConfigError as error:
+        problems += error.problems
+    problems += [] if found is None else _refused(lambda: _fits(found, site))
+    problems += _home(site)
+    problems += _refused(lambda: _store(site, config))
+    return config, problems, source
+
+
+def existing_store(site: Site) -> ArtifactStore | None:
+    """The artifact store, if there is one: a folder is not made.
+
+    Raises:
+        ConfigError: the address is of no store.
+        StoreError: it is not there, or may not be read.
+    """
+    url = store_url(site.store_url)
+    if "://" not in url and not LocalStore.is_at(Path(url)):
+        return None
+    return open_store(url)
+
+
+def places(config: CampaignConfig) -> Mapping[str, str]:
+    """Folders and addresses that must be there where jobs run, by the key that names them."""
+    imported, suites = config.pool.imported, config.evaluation.suites
+    named = {
+        "model.path": config.model.path,
+        "publish.folder": config.publish.folder,
+        "harness.harbor": config.harness.harbor,
+        "sandbox.images": config.sandbox.images,
+        "sampler.sglang.python": config.sampler.sglang.python if config.sampler.sglang else None,
+        "evaluation.harbor.venv": config.evaluation.harbor.venv,
+        **{f"evaluation.suites.{suite.name}": suite.path for suite in suites},
+    }
+    if imported is not None:
+        sources = {"train": imported.train, "heldout": imported.heldout, "benchmarks": imported.benchmarks}
+        for name, paths in sources.items():
+            named |= {f"pool.imported.{name}.{index}": path for index, path in enumerate(paths)}
+    return {key: path for key, path in named.items() if path is not None}
+
+
+def _fits(found: Readable, site: Site) -> None:
+    if PLANNED.isdisjoint(found.unreadable):
+        check_plan(found.config, site)
+
+
+def _home(site: Site) -> Iterator[str]:
+    advice = "set LONGSHELL_HOME to a folder that can"
+    above = next(folder for folder in (site.home, *site.home.parents) if folder.exists())
+    if not above.is_dir():
+        yield f"state directory {site.home} cannot be made ({above} is a file); {advice}"
+    elif not os.access(above, os.W_OK | os.X_OK):
+        yield f"state directory {site.home} cannot be written (no permission in {above}); {advice}"
+
+
+def _store(site: Site, config: CampaignConfig | None) -> None:
+    store = existing_store(site)
+    if store is not None and config is not None:
+        check_claim(config, store)
+
+
+def _refused(check: Callable[[], None]) -> list[str]:
+    try:
+        check()
+    except ConfigError as error:
+        return list(error.problems)
+    except StoreError as error:
+        return [f"LONGSHELL_STORE: {error}"]
+    return []

@@ -1,0 +1,40 @@
+"""What a campaign leaves in its store, at the most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from components.config import load
+from components.planner import ModelShape, storage
+
+MINIATURE = Path(__file__).parents[2] / "configs" / "miniature.yaml"
+
+
+def test_every_kind_is_counted_as_often_as_it_is_kept() -> None:
+    config = load(MINIATURE)
+    parameters = ModelShape.of(config.model).parameters
+    critic = parameters  # The embedding is tied, and the head is small.
+    terms = storage(config).terms
+    assert terms["checkpoints"] == 4 * parameters * (2 + 4)
+    supervised = 2 * 2 * 4 * parameters * (1 + 1)  # base and SFT, two states each: weights, and one moment of muon
+    leg = 4 * (parameters * (1 + 2 + 2) + critic * (1 + 2))  # two moments of adam, snapshots of two versions
+    assert terms["states"] == supervised + leg * (2 + 1 + 1)
+    assert terms["batches"] == 4 * 12 * 64 * 512 * (4 + 4 + 1 + 2 * 2)
+    assert terms["evaluations"] == (3 * 256 + 3 * 64) * 512 * 9
+    assert storage(config).total == sum(terms.values())
+
+
+@pytest.mark.parametrize(
+    ("override", "grown"),
+    [
+        ("rl.legs=5", {"checkpoints", "batches", "evaluations"}),
+        ("checkpoints.keep_last=3", {"states"}),
+        ("ppo.critic.warmup={steps: 2, tasks: 64}", {"checkpoints", "states", "batches"}),
+        ("harness.max_context_tokens=500", set()),
+    ],
+)
+def test_what_is_kept_more_of_takes_more(override: str, grown: set[str]) -> None:
+    before, after = (storage(load(MINIATURE, overrides)).terms for overrides in ([], [override]))
+    assert {name for name in before if after[name] > before[name]} == grown

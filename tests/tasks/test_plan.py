@@ -1,0 +1,149 @@
+"""`--dry-run`: the plan of a campaign, or everything that forbids it; nothing is written, and nothing started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import flows.campaign
+from components.cluster import REPOSITORY
+from components.config import load
+from components.errors import ConfigError
+from tasks.launch import main
+from tasks.plan import course, require_sound
+from tasks.site import Site
+
+PAPER, MINIATURE = (REPOSITORY / "configs" / f"{name}.yaml" for name in ("t1-122b", "miniature"))
+BROKEN = {
+    "trainer.layout.tp=3": "trainer.layout.tp 3 does not divide model.num_key_value_heads 2: lower tp",
+    "trainer.device_memory_gib=40": "the campaign does not fit: ",
+    "trainer.kernels.moe_router_fusion=true": "trainer.kernels.moe_router_fusion: is refused: a fused router",
+    "harness.compaction.summary_max_tokens=20000": "a summary could be asked for where none fits",
+    "rl.legs=0": "rl.legs: Input should be greater than or equal to 1",
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("PREFECT_API_URL", "LONGSHELL_RAY_JOBS", "LONGSHELL_STORE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LONGSHELL_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], config: Path, *overrides: str) -> tuple[int, str]:
+    code = main(flows.campaign.campaign, [f"--config={config}", "--dry-run", *overrides], reports=True)
+    output = capsys.readouterr()
+    return code, output.out + output.err
+
+
+def test_the_papers_plan_tells_every_leg_job_flag_and_byte(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = dry_run(capsys, PAPER)
+    assert code == 0
+    config = load(PAPER)
+    for job in course(config):
+        assert f"  {job.task}: {job.submission_id(config)}" in text
+        if job.exact:
+            spec = f"{home}/store/{job.spec(config).key('spec.json')}"
+            assert f"-m components.jobs.{job.ask.stage} {spec}" in text
+    for part in (
+        "JOBS: 38",
+        "steps  100 to 109",
+        f"leaves {home}/store/campaigns/t1-122b-s1/rl/legs/11/checkpoint",
+        "each of 8 samplers: num_cpus=0, num_gpus=8",
+        "--context-length 96000 --max-running-requests 80",
+        "--enable-return-routed-experts",
+        "128 processes on the job's machine: tp 2, pp 4, cp 8, dp 2, ep 32",
+        "83.3 GiB on the last stage, within the 95 GiB",
+        "(Eq 21)",
+        "split (Eq 22): 64 devices generate and 128 train",
+        "batches 2,224.4",
+        "experiment longshell, registered model longshell-t1-122b-s1",
+        "deployments of it (`make ui`): campaign/campaign",
+        "model.path: /models/Qwen3.5-122B-A10B (is not here)",
+    ):
+        assert part in text
+    assert not home.exists()
+
+
+def test_the_miniatures_plan_has_a_base_model_and_embedded_samplers(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = dry_run(capsys, MINIATURE, "rl.legs=2")
+    assert code == 0
+    tasks = [job.task for job in course(load(MINIATURE, ["rl.legs=2"]))]
+    models = ["base", "evaluate-base", "sft", "evaluate-sft"]
+    legs = ["rl-leg-1", "evaluate-leg-1", "diagnose-1", "rl-leg-2", "evaluate-leg-2", "diagnose"]
+    assert tasks == ["curate", *models, *legs]
+    assert "-m components.sampler.server --model '<campaigns/miniature-s1/sft/checkpoint>' --host 127.0.0.1" in text
+    assert "of this machine" in text
+    assert "nothing beyond this repository" in text
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("override", BROKEN)
+def test_a_broken_configuration_is_refused_with_what_to_do(
+    home: Path, capsys: pytest.CaptureFixture[str], override: str
+) -> None:
+    code, text = dry_run(capsys, PAPER, override)
+    assert code == 2
+    assert BROKEN[override] in text
+    assert "JOBS" not in text
+    assert not home.exists()
+
+
+def test_everything_that_is_broken_is_listed_at_once(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.write_text("a file")
+    monkeypatch.setenv("LONGSHELL_STORE", "ftp://bucket/prefix")
+    code, text = dry_run(capsys, PAPER, *BROKEN)
+    assert code == 2
+    for said in (*BROKEN.values(), f"state directory {home} cannot be made", "no store of kind ftp"):
+        assert said in text
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+def test_a_configuration_under_a_taken_name_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tasks.campaign import claim
+
+    claim(load(MINIATURE), Site.current().store())
+    before = sorted(home.rglob("*"))
+    assert dry_run(capsys, MINIATURE)[0] == 0
+    code, text = dry_run(capsys, MINIATURE, "rl.legs=2")
+    assert (code, "choose another name" in text) == (2, True)
+    assert sorted(home.rglob("*")) == before
+
+
+def test_what_is_done_already_is_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = load(MINIATURE)
+    Site.current().store().put_json(course(config)[0].spec(config).key("result.json"), {})
+    _, text = dry_run(capsys, MINIATURE)
+    assert "1 of them are done already" in text
+    assert text.count("its result is reused") == 1
+
+
+def test_a_real_start_lists_the_same_and_wants_the_model_here(home: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        require_sound(str(PAPER), list(BROKEN), Site.current())
+    assert len(caught.value.problems) >= len(BROKEN)
+    with pytest.raises(ConfigError, match=r"model\.path: there is no folder /models/"):
+        require_sound(str(PAPER), [], Site.current())
+
+
+OVERRIDES = st.sampled_from(
+    [*BROKEN, "rl.legs=3", "ppo.critic.warmup=null", "sampler.placement=job", "name=other", "seed=7", "nonsense"]
+)
+
+
+@given(chosen=st.sets(OVERRIDES, max_size=4), config=st.sampled_from([PAPER, MINIATURE]))
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_dry_run_writes_nothing_whatever_it_is_asked(
+    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str], chosen: set[str], config: Path
+) -> None:
+    code, _ = dry_run(capsys, config, *sorted(chosen))
+    assert code in (0, 2)
+    assert list(tmp_path.iterdir()) == []
