@@ -38,7 +38,8 @@ def refusals(path: str, overrides: Sequence[str], site: Site) -> tuple[CampaignC
 
     Folders that only the cluster's machines need are not asked for (`places`).
     """
-    config, found, source, problems = None, None, path, []
+    config, found, source = None, None, path
+    problems: list[str] = []
     try:
         document, source = read(path, overrides)
         found = readable(document)
