@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import lzma
 import os
+import posixpath
 import re
 import shutil
 import stat
@@ -22,10 +23,13 @@ from pathlib import Path
 from components.errors import TaskError, no_space
 from components.pool.bucket import SCHEME, fetch
 from components.pool.task import load_task
+from components.sandbox.unpack import extract
 
 LARGEST_TASK = 256 << 20
 """Bytes of all files of a task. More does not belong into a directory that is copied into boxes."""
 LARGEST_ARCHIVE = 32 << 30
+MOST_MEMBERS = 1_000_000
+"""Fifteen thousand tasks have some two hundred thousand files."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 
@@ -180,9 +184,7 @@ def _of_archive(source: Path, scratch: Path) -> tuple[list[Path], list[LeftOut]]
     scratch.mkdir()
     try:
         with tarfile.open(source) as archive:
-            size = sum(member.size for member in archive)
-            if size > LARGEST_ARCHIVE:
-                raise TaskError(str(source), [f"unpacks to {size >> 20} MiB, more than {LARGEST_ARCHIVE >> 20}"])
+            _measure(source, archive)
             refused = [LeftOut(name, Reason.UNSAFE, why) for name, why in _unpack(archive, scratch)]
     except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         if no_space(error) is not None:
@@ -191,13 +193,24 @@ def _of_archive(source: Path, scratch: Path) -> tuple[list[Path], list[LeftOut]]
     return _whole(source, scratch, refused)
 
 
+def _measure(source: Path, archive: tarfile.TarFile) -> None:
+    """Refuses an archive as soon as its members are too large or too many: to read on may take days."""
+    size = 0
+    for number, member in enumerate(archive, 1):
+        size += member.size
+        if size > LARGEST_ARCHIVE:
+            raise TaskError(str(source), [f"unpacks to more than {LARGEST_ARCHIVE >> 20} MiB"])
+        if number > MOST_MEMBERS:
+            raise TaskError(str(source), [f"has more than {MOST_MEMBERS} members"])
+
+
 def _unpack(archive: tarfile.TarFile, folder: Path) -> Iterator[tuple[str, str]]:
     """Unpacks what stays within `folder`; gives every other member and why it was left out."""
+    left_out: dict[str, str] = {}
     for member in archive:
-        try:
-            archive.extract(member, folder, filter="data")
-        except (tarfile.FilterError, KeyError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-            yield member.name, f"the archive's member cannot be unpacked: {error}"
+        if (reason := extract(archive, member, folder, left_out)) is not None:
+            left_out[posixpath.normpath(member.name)] = reason
+            yield member.name, f"the archive's member cannot be unpacked: {reason}"
 
 
 def _whole(source: Path, scratch: Path, refused: list[LeftOut]) -> tuple[list[Path], list[LeftOut]]:

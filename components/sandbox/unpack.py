@@ -1,8 +1,12 @@
-"""An archive that a box made, unpacked on this machine.
+"""An archive that a stranger made, an agent in its box above all, unpacked on this machine.
 
-Invariant: nothing is written, and no link leads, outside of the folder it is unpacked in. Whoever filled the box may
+Invariant: nothing is written, and no link leads, outside of the folder it is unpacked in. Whoever filled it may
 have put anything there, so what would is left out, and named; it ends nothing. Nor does a member that no folder can
 have, below a file for example.
+
+Python's own filter follows links to see where a member leads, and before 3.11.13 (3.12.11) a path too long to follow
+went through it: one archive could write any file of ours. So nothing here depends on following: no member lies below a
+link, and a link climbs first, at most to the folder, and then only descends (`leads_out`).
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ import errno
 import io
 import os
 import posixpath
+import stat
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from components.sandbox.zygote.changes import printable
@@ -33,18 +39,22 @@ def unpack(archive: bytes, target: Path) -> list[str]:
     left_out: dict[str, str] = {}
     with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
         for member in packed:
-            if (reason := _extract(packed, member, target, left_out)) is not None:
+            if (reason := extract(packed, member, target, left_out)) is not None:
                 left_out[posixpath.normpath(member.name)] = reason
     named = [f"{printable(name)[:NAME_CHARS]} ({reason})" for name, reason in left_out.items()]
     more = [f"and {len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
     return named[:MOST_NAMED] + more
 
 
-def _extract(packed: tarfile.TarFile, member: tarfile.TarInfo, target: Path, left_out: dict[str, str]) -> str | None:
-    """Extracts a member, or says why not."""
+def extract(packed: tarfile.TarFile, member: tarfile.TarInfo, target: Path, left_out: Mapping[str, str]) -> str | None:
+    """Extracts a member, or says why not. `left_out` has what was not, by its normalized name.
+
+    Raises:
+        OSError: the disk is full, above all.
+    """
     try:
         safe = tarfile.data_filter(member, str(target))
-        reason = _reason(safe, target, left_out)
+        reason = leads_out(safe, target) or _reason(safe, target, left_out)
         if reason is None and not (safe.islnk() and (target / safe.name).exists()):  # this very link
             packed.extract(safe, target, filter="data")
     except tarfile.FilterError as error:
@@ -58,7 +68,44 @@ def _extract(packed: tarfile.TarFile, member: tarfile.TarInfo, target: Path, lef
     return reason
 
 
-def _reason(member: tarfile.TarInfo, target: Path, left_out: dict[str, str]) -> str | None:
+def leads_out(member: tarfile.TarInfo, target: Path) -> str | None:
+    """Why a member could lead out of `target`, told by its words and the links that lie there, following none.
+
+    Links that pass keep within, by induction: each begins at a true folder (no link is on the way to it), climbs no
+    higher than `target`, and descends, through other such links at most.
+    """
+    if (reason := _below(member.name, target)) is not None:
+        return reason
+    if member.issym():
+        steps = [step for step in member.linkname.split("/") if step not in ("", ".")]
+        climbs = next((number for number, step in enumerate(steps) if step != ".."), len(steps))
+        depth = len(posixpath.normpath(member.name).split("/")) - 1
+        if member.linkname.startswith("/") or climbs > depth:
+            return "a link that leads out"
+        if ".." in steps[climbs:]:
+            return "a link that climbs on its way"
+    if member.islnk():
+        return _below(member.linkname, target)
+    return None
+
+
+def _below(name: str, target: Path) -> str | None:
+    """Why a name is none of a member whose folders are all true ones."""
+    *folders, _ = posixpath.normpath(name).split("/")
+    if name.startswith("/") or ".." in name.split("/"):
+        return "a name that leads out"
+    place = target
+    for folder in folders:
+        place /= folder
+        try:
+            if stat.S_ISLNK(os.lstat(place).st_mode):
+                return "below a link"
+        except FileNotFoundError:
+            return None
+    return None
+
+
+def _reason(member: tarfile.TarInfo, target: Path, left_out: Mapping[str, str]) -> str | None:
     """Why a member that leads nowhere else is not even tried.
 
     In place of a link that it cannot make, Python puts the member it leads to, unfiltered, or says nothing. A hard link

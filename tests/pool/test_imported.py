@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -13,8 +14,9 @@ import pytest
 
 from components.config import PoolConfig
 from components.errors import TaskError
-from components.pool import Split, choose, directory_digest, generate, import_tasks, index_folder
+from components.pool import Split, choose, directory_digest, generate, import_tasks, imported, index_folder
 from components.pool.directory import write_task
+from tests.sandbox.test_unpack import too_long_to_follow
 
 SOUND = "train-00000"
 
@@ -141,6 +143,35 @@ def test_a_member_of_an_archive_that_leads_out_of_it_is_named_and_spoils_its_own
     assert "train-00001/environment/out" in left_out["train-00001"][1]
     assert {path.name for path in (tmp_path / "pool").iterdir()} == {SOUND, "train-00002"}
     assert {path.name for path in tmp_path.iterdir()} == {"source", "evil.tar", "pool"}
+
+
+def test_an_archive_whose_links_cannot_be_followed_writes_nothing_elsewhere(source: Path, tmp_path: Path) -> None:
+    # Python's own filter let it through before 3.11.13: it wrote wherever this process could.
+    archive, outside = tmp_path / "evil.tar", tmp_path / "outside"
+    outside.mkdir()
+    with tarfile.open(archive, "w") as file:
+        file.add(source / SOUND, SOUND)
+        with tarfile.open(fileobj=io.BytesIO(too_long_to_follow(outside))) as evil:
+            for member in evil:
+                file.addfile(member, evil.extractfile(member) if member.isreg() else None)
+    left_out = import_tasks([archive], tmp_path / "pool")
+    assert ("evil.tar", "unsafe") in [(each.task, each.reason) for each in left_out]
+    assert list(outside.iterdir()) == []
+    assert {path.name for path in (tmp_path / "pool").iterdir()} == {SOUND}
+
+
+def test_an_archive_of_too_much_is_refused_before_it_is_read_to_its_end(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "large.tar"
+    with tarfile.open(archive, "w") as file:
+        file.add(source / SOUND, SOUND)
+    archive.write_bytes(archive.read_bytes()[:-9000] + b"no header" * 2000)  # its end is not even a tar's
+    for name, most, told in (("LARGEST_ARCHIVE", 1, "more than 0 MiB"), ("MOST_MEMBERS", 2, "more than 2 members")):
+        with monkeypatch.context() as patch:
+            patch.setattr(imported, name, most)
+            with pytest.raises(TaskError, match=told):
+                import_tasks([archive], tmp_path / "pool")
 
 
 def test_a_damaged_archive_is_an_error_and_leaves_nothing(source: Path, tmp_path: Path) -> None:
