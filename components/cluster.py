@@ -15,6 +15,7 @@ import asyncio
 import hashlib
 import itertools
 import json
+import math
 import queue
 import re
 import shlex
@@ -40,8 +41,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 STOP_GRACE_S = 15
 """SIGTERM to SIGKILL. Ray's default of 3 s cuts a checkpoint in half."""
 TAIL_LINES = 50
-_EAGER_S = 10.0
-"""A young job is polled often, so that a short stage is not made long by waiting for it."""
+_EAGER_S, _EAGER_POLL_S, _POLL_S = 10.0, 0.1, 0.5
+"""A young job's result is looked for often, so that a short stage is not made long by waiting for it. Ray, where a
+question goes through several processes, is asked at the slower pace until there is a result."""
 _NO_AGENT = "No available agent"
 """A head answers before the agent that starts its jobs does."""
 _REPLAY_CHARS = 1_000_000
@@ -261,23 +263,26 @@ class Cluster:
     ) -> JobStatus | None:
         """Polls until the job is terminal or unknown to Ray."""
         started = answered = ticked = time.monotonic()
+        asked, done = -math.inf, False
         while True:
             now = time.monotonic()
-            try:
-                status = self._status(submission_id)
-                answered = now
-            except (ConnectionError, RuntimeError, OSError) as error:
-                if now - answered > self._patience_s:
-                    raise ServiceError(f"Ray has not answered for {self._patience_s:.0f} s: {error}") from error
-            else:
-                if status is None or status.is_terminal():
-                    return status
+            if done or now - asked >= _POLL_S:
+                asked = now
+                try:
+                    status = self._status(submission_id)
+                    answered = now
+                except (ConnectionError, RuntimeError, OSError) as error:
+                    if now - answered > self._patience_s:
+                        raise ServiceError(f"Ray has not answered for {self._patience_s:.0f} s: {error}") from error
+                else:
+                    if status is None or status.is_terminal():
+                        return status
             drain()
             if now - ticked >= 1.0:
                 ticked = now
                 tick()
-            eager = now - started < _EAGER_S or self._store.exists(spec.key("result.json"))
-            time.sleep(0.1 if eager else 0.5)
+            done = done or self._store.exists(spec.key("result.json"))
+            time.sleep(_EAGER_POLL_S if done or now - started < _EAGER_S else _POLL_S)
 
 
 def _failure(status: JobStatus | None, code: int | None) -> Failure:

@@ -173,11 +173,11 @@ async def test_cancelled_trials_leave_no_box(backend, tmp_path):
     assert backend._lives == {}
 
 
-async def test_sixty_four_trials_at_once_share_one_core(backend, tmp_path):
+async def test_many_trials_at_once_share_one_core(backend, tmp_path):
     played = task(tmp_path)
-    policies = [FakePolicy(answer("echo fig > word"), answer("cat word")) for _ in range(64)]
+    policies = [FakePolicy(answer("echo fig > word"), answer("cat word")) for _ in range(24)]
     started, cpu = time.monotonic(), time.process_time()
     trials = await asyncio.gather(*(play(backend, played, policy) for policy in policies))
     assert all(trial.report is not None and trial.report.outcome for trial in trials)
     assert all(policy.observations[2] == "fig\n$ " for policy in policies)
-    print(f"64 trials: {time.monotonic() - started:.2f} s, {time.process_time() - cpu:.2f} s of this process")
+    print(f"24 trials: {time.monotonic() - started:.2f} s, {time.process_time() - cpu:.2f} s of this process")

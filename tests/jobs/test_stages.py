@@ -43,7 +43,7 @@ def test_the_base_model_is_trained_and_loads_in_transformers(campaign: SmallCamp
     with torch.no_grad():
         assert model(ids).logits.isfinite().all()
     assert base["metrics"]["base/loss"] < math.log(campaign.config.model.vocab_size) / 3
-    assert base["demonstrations"]["n"] == 120
+    assert base["demonstrations"]["n"] == 60
 
 
 def test_sft_continues_from_the_base_model_and_its_last_record_is_that_of_its_last_step(

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -49,26 +48,21 @@ def test_a_server_that_is_not_ready_in_time_is_ended(model_folder: Path, tmp_pat
     assert psutil.Process().children() == before
 
 
-def test_the_server_outlives_the_thread_that_started_it_and_ends_with_close(model_folder: Path, tmp_path: Path) -> None:
-    started: list[SamplerServer] = []
-    thread = threading.Thread(target=lambda: started.append(launch(model_folder, tmp_path)))
-    thread.start()
-    thread.join()
-    (server,) = started
-    time.sleep(0.3)
-    assert server.alive
-    server.close()
-    assert not server.alive
-    server.close()
-
-
 PARENT = """
-import json, os, sys, time
+import json, os, sys, threading, time
 from pathlib import Path
 from components.config import SamplerConfig
 from components.sampler import launch_sampler
-server = launch_sampler(SamplerConfig(slots=2, context_tokens=64), Path(sys.argv[1]), seed=0, routing=True,
-                        log_path=Path(sys.argv[2]))
+started = []
+def launch():
+    config = SamplerConfig(slots=2, context_tokens=64)
+    started.append(launch_sampler(config, Path(sys.argv[1]), seed=0, routing=True, log_path=Path(sys.argv[2])))
+thread = threading.Thread(target=launch)
+thread.start()
+thread.join()
+(server,) = started
+time.sleep(0.3)
+assert server.alive, "it outlives the thread that started it"
 if os.fork() == 0:  # an unrelated child that inherits the lifeline's other end
     time.sleep(20)
     os._exit(0)
@@ -77,7 +71,9 @@ time.sleep(60)
 """
 
 
-def test_a_killed_parent_takes_the_server_with_it(model_folder: Path, tmp_path: Path) -> None:
+def test_the_server_outlives_the_thread_that_started_it_and_a_killed_parent_takes_it_along(
+    model_folder: Path, tmp_path: Path
+) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(model_folder), str(tmp_path / "log")],
         stdout=subprocess.PIPE,
@@ -121,6 +117,8 @@ def test_sglang_is_started_with_what_the_client_relies_on_and_ends_with_all_its_
         assert server.alive
         assert all(psutil.pid_exists(pid) for pid in fake["pids"])
     assert all(ended(pid, within_s=2.0) for pid in fake["pids"])
+    assert not server.alive
+    server.close()
     text = " ".join(fake["arguments"])
     assert text.startswith("-m sglang.launch_server --model-path /models/m --host 127.0.0.1 --port ")
     pairs = "--tp-size 2", "--context-length 512", "--weight-version 7", "--random-seed 3", "--sampling-defaults openai"

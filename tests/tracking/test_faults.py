@@ -33,19 +33,22 @@ def test_a_resumed_run_whose_parameters_are_said_again_is_no_error(tracker: Trac
     assert (params["seed"], params["ppo.clip"], params["new"]) == ("1", "0.2", "3")
 
 
-def test_a_step_is_logged_when_the_call_returns_and_not_at_the_end_of_the_process(
+def test_a_process_that_takes_a_run_up_logs_only_new_steps_and_each_when_the_call_returns(
     tracker: Tracker, parent: Run
 ) -> None:
     # SkyRL #1929: metrics that waited in a buffer were lost with the process.
+    tracker.log_step(parent, 3, {"loss": 1.5}, 3_000)
     script = f"""
 import os, signal
 from components.tracking import Tracker
 tracker = Tracker({tracker.uri!r})
 run = tracker.campaign({parent.key!r}, {{"seed": 1}}, {{}})
-tracker.log_step(run, 4, {{"loss": 0.5}}, 4_000)
+assert run.run_id == {parent.run_id!r}
+print([tracker.log_step(run, step, {{"loss": 0.5}}, step * 1_000) for step in (3, 4)], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT)
-    assert done.returncode == -9
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == -9, done.stderr
+    assert done.stdout.strip().endswith("[False, True]")
     history = tracker.client.get_metric_history(parent.run_id, "loss")
-    assert [(item.step, item.value) for item in history] == [(4, 0.5)]
+    assert [(item.step, item.value) for item in history] == [(3, 1.5), (4, 0.5)]

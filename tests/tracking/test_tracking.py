@@ -48,20 +48,6 @@ def test_a_step_logged_twice_is_there_once_and_what_was_not_measured_is_absent(t
     assert set(logged) == {"rollout/reward_mean", "gap/engine_token_mean", "time/committed_ms"}
 
 
-def test_another_process_resumes_the_run_and_logs_only_new_steps(tracker: Tracker, parent: Run) -> None:
-    tracker.log_step(parent, 1, METRICS, 1_000)
-    script = f"""
-from components.tracking import Tracker, Run
-tracker = Tracker({tracker.uri!r})
-run = tracker.campaign({parent.key!r}, {{"seed": 1}}, {{}})
-assert run.run_id == {parent.run_id!r}
-print([tracker.log_step(run, step, {{"loss": 1.0}}, step * 1_000) for step in (1, 2)])
-"""
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.strip().endswith("[False, True]"), done.stderr
-    assert [item.step for item in tracker.client.get_metric_history(parent.run_id, "loss")] == [2]
-
-
 def test_processes_that_open_a_new_database_at_once_all_can(tmp_path: Path) -> None:
     """MLflow's own table creation is not safe against itself: `table … already exists`."""
     uri = f"sqlite:///{tmp_path}/new/mlflow.db"
