@@ -33,7 +33,7 @@ FIXED = {
     # Lines of a job's log carry no colour codes and are not dropped as duplicates.
     "RAY_COLOR_PREFIX": "0",
     "RAY_DEDUP_LOGS": "0",
-    # Ray's metrics and usage collectors cost a tenth of a core on a machine of two; its dashboard's figures are of 15 s.
+    # Ray's metrics and usage collectors cost a tenth of a core on a machine of two; its dashboard looks every 15 s.
     "RAY_enable_metrics_collection": "0",
     "REPORTER_UPDATE_INTERVAL_MS": "15000",
     "RAY_AUTH_MODE": "token",
