@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import hypothesis
 import pytest
 
+os.environ["RAY_AUTH_MODE"] = "token"  # Ray reads it once, when it is imported: a driver has it before, as a job does.
 hypothesis.settings.register_profile("busy", deadline=None)  # Three sessions share two cores.
 hypothesis.settings.load_profile("busy")
 SLOW = ("flows", "test_faults.py")

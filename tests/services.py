@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ from components.cluster import REPOSITORY
 from tasks.site import Site
 from tasks.stack import ports, settings
 from tasks.stack.provision import provision
+from tasks.stack.services import ray_directory
 from tasks.stack.supervisor import Stack
 
 beside = ThreadPoolExecutor(1, "services")
@@ -56,8 +58,20 @@ def stack() -> Stack:
 
 @functools.cache
 def ray() -> str:
-    """Jobs URL of a Ray head; `token()` opens it."""
-    return str(stack().up(["ray"], pin=True).services["ray"]["url"])
+    """Jobs URL of a Ray head; `token()` opens it. It has two GPUs that do not exist."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_OVERRIDE_RESOURCES", '{"GPU": 2}')
+        return str(stack().up(["ray"], pin=True).services["ray"]["url"])
+
+
+def gcs(within_s: float = 30.0) -> str:
+    """Where a driver joins the Ray head; `token()` opens it."""
+    ray()
+    told, deadline = ray_directory(home()) / "ray_current_cluster", time.monotonic() + within_s
+    while not told.exists():  # written by the head after its node answers
+        assert time.monotonic() < deadline, f"{told} is missing"
+        time.sleep(0.05)
+    return told.read_text()
 
 
 def token() -> str:

@@ -24,6 +24,11 @@ ANSWER_S = 15.0
 """What a living actor takes to answer at most, an SGLang's end included; one that hangs is killed unheard."""
 
 
+_ENVIRONMENT = {"RAY_kill_child_processes_on_worker_exit": "0"}
+"""An actor's end is left to the lifeline of what it started: Ray would kill the guardian of an SGLang (`guardian`), and
+leave those whom that guards."""
+
+
 class Replica:
     """One sampler on the machine that Ray chose. Made an actor by `RayLauncher`."""
 
@@ -69,7 +74,7 @@ class RayLauncher:
         """See `Launcher.start`. Waits as long as it takes until the GPUs are free."""
         await self.stop(place)
         wanted = replica(self._serving.config)
-        actor = ray.remote(**wanted)(Replica).remote(self._serving, place)
+        actor = ray.remote(**wanted, runtime_env={"env_vars": _ENVIRONMENT})(Replica).remote(self._serving, place)
         self._actors[place] = actor
         try:
             placed = asyncio.ensure_future(_value(actor.here.remote()))

@@ -14,6 +14,7 @@ import selectors
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -45,7 +46,8 @@ class _Launch:
     Attributes:
         command: from (model folder, weight version, port, seed) to the command line.
         environment: beyond this process's own.
-        wait: from (process, host, port, timeout in seconds) to the port that answers; ServiceError when none does.
+        wait: from (process, host, port, timeout in seconds, unwanted) to the port that answers; ServiceError when none
+            does, or when it is unwanted before.
         grace_s: how long it may take to end in order.
         guarded: it must not be killed at once, since it ends others.
     """
@@ -54,11 +56,12 @@ class _Launch:
     host: str
     command: Callable[[Path, int, int, int], list[str]]
     environment: dict[str, str]
-    wait: Callable[[subprocess.Popen[bytes], str, int, float], int]
+    wait: Callable[[subprocess.Popen[bytes], str, int, float, threading.Event], int]
     timeout_s: float
     grace_s: float
     guarded: bool
     log_path: Path
+    unwanted: threading.Event
 
     def start(self, model_path: Path, weight_version: int, port: int, seed: int) -> tuple[subprocess.Popen[bytes], int]:
         """Starts the server and waits until it answers."""
@@ -74,7 +77,7 @@ class _Launch:
                 start_new_session=True,  # Ctrl-C reaches the parent, which then closes the server in order
             )
         try:
-            return process, self.wait(process, self.host, port, self.timeout_s)
+            return process, self.wait(process, self.host, port, self.timeout_s, self.unwanted)
         except BaseException as error:
             self.drop(process)
             if isinstance(error, ServiceError):
@@ -145,6 +148,7 @@ def launch_sampler(
     weight_version: int = 0,
     host: str = LOCAL,
     port: int = 0,
+    unwanted: threading.Event | None = None,
 ) -> SamplerServer:
     """Starts the configured server for a checkpoint folder and waits until it accepts requests.
 
@@ -153,19 +157,21 @@ def launch_sampler(
         log_path: the server's log; appended to.
         host: address of this machine that it listens on.
         port: 0 takes a free one.
+        unwanted: set by whoever waits for it no longer; a server that is not ready by then is ended.
 
     Raises:
-        ServiceError: it ended, or was not ready within `config.start_timeout_s`.
+        ServiceError: it ended, was not ready within `config.start_timeout_s`, or is unwanted.
     """
+    unwanted = unwanted or threading.Event()
     if config.sglang is None:
-        how = _embedded(config, host, routing, log_path)
+        how = _embedded(config, host, routing, log_path, unwanted)
     else:
-        how = _sglang(config, host, routing, log_path)
+        how = _sglang(config, host, routing, log_path, unwanted)
         port = port or _free_port(host)
     return SamplerServer(how, model_path, weight_version, port, seed)
 
 
-def _embedded(config: SamplerConfig, host: str, routing: bool, log_path: Path) -> _Launch:
+def _embedded(config: SamplerConfig, host: str, routing: bool, log_path: Path, unwanted: threading.Event) -> _Launch:
     def command(model_path: Path, weight_version: int, port: int, seed: int) -> list[str]:
         place = Place(host, port, 0, seed)
         served = server_command(config, model_path, weight_version=weight_version, place=place, routing=routing)
@@ -182,10 +188,11 @@ def _embedded(config: SamplerConfig, host: str, routing: bool, log_path: Path) -
         grace_s=_EMBEDDED_GRACE_S,
         guarded=False,
         log_path=log_path,
+        unwanted=unwanted,
     )
 
 
-def _sglang(config: SamplerConfig, host: str, routing: bool, log_path: Path) -> _Launch:
+def _sglang(config: SamplerConfig, host: str, routing: bool, log_path: Path, unwanted: threading.Event) -> _Launch:
     settings = config.sglang
     assert settings is not None
 
@@ -209,6 +216,7 @@ def _sglang(config: SamplerConfig, host: str, routing: bool, log_path: Path) -> 
         grace_s=_SGLANG_GRACE_S + 1,
         guarded=True,
         log_path=log_path,
+        unwanted=unwanted,
     )
 
 
@@ -225,11 +233,13 @@ def _free_port(host: str) -> int:
     raise ServiceError(f"no port from {_PORTS[0]} to {_PORTS[-1]} is free")
 
 
-def _wait_line(process: subprocess.Popen[bytes], host: str, port: int, timeout_s: float) -> int:
+def _wait_line(
+    process: subprocess.Popen[bytes], host: str, port: int, timeout_s: float, unwanted: threading.Event
+) -> int:
     """Reads the embedded server's ready line.
 
     Raises:
-        ServiceError: the process ended or stayed silent.
+        ServiceError: the process ended, stayed silent, or is unwanted.
     """
     assert process.stdout is not None
     deadline = time.monotonic() + timeout_s
@@ -237,8 +247,9 @@ def _wait_line(process: subprocess.Popen[bytes], host: str, port: int, timeout_s
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while not line.endswith(b"\n"):
-            if not selector.select(max(0.0, deadline - time.monotonic())):
-                raise ServiceError(f"was not ready within {timeout_s:g} s")
+            _require(deadline, timeout_s, unwanted)
+            if not selector.select(min(_POLL_S, max(0.0, deadline - time.monotonic()))):
+                continue
             part = os.read(process.stdout.fileno(), 4096)
             if not part:
                 raise ServiceError(f"ended with exit code {process.wait()} before it was ready")
@@ -247,23 +258,33 @@ def _wait_line(process: subprocess.Popen[bytes], host: str, port: int, timeout_s
     return ready["port"]
 
 
-def _wait_health(process: subprocess.Popen[bytes], host: str, port: int, timeout_s: float) -> int:
+def _wait_health(
+    process: subprocess.Popen[bytes], host: str, port: int, timeout_s: float, unwanted: threading.Event
+) -> int:
     """Asks SGLang's `/health` until it answers 200, which it does after its warm-up.
 
     Raises:
-        ServiceError: the process ended, or stayed unhealthy.
+        ServiceError: the process ended, stayed unhealthy, or is unwanted.
     """
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a node's address is not in `no_proxy`
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
+    while True:
+        _require(deadline, timeout_s, unwanted)
         if process.poll() is not None:
             raise ServiceError(f"ended with exit code {process.returncode} before it was ready")
         try:
             with direct.open(f"http://{host}:{port}/health", timeout=_POLL_S * 5):
                 return port
         except (urllib.error.URLError, OSError):
-            time.sleep(_POLL_S)
-    raise ServiceError(f"was not ready within {timeout_s:g} s")
+            unwanted.wait(_POLL_S)
+
+
+def _require(deadline: float, timeout_s: float, unwanted: threading.Event) -> None:
+    """Raises ServiceError when a server need not be waited for any longer."""
+    if unwanted.is_set():
+        raise ServiceError("was ended while it started")
+    if time.monotonic() >= deadline:
+        raise ServiceError(f"was not ready within {timeout_s:g} s")
 
 
 def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:

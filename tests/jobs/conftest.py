@@ -13,6 +13,7 @@ import pytest
 from components.artifacts import LocalStore
 from components.cluster import Cluster, JobSpec
 from components.config import CampaignConfig, LayoutConfig, load
+from tasks.stack.settings import make_token
 from tests import services
 
 MINIATURE = Path(__file__).parents[2] / "configs" / "miniature.yaml"
@@ -75,6 +76,16 @@ class SmallCampaign:
 
     def record(self, step: int) -> dict[str, Any]:
         return dict(self.store.get_json(f"campaigns/{self.name}/rl/steps/{step:06d}/record.json"))
+
+
+@pytest.fixture(scope="session")
+def ray_token() -> Path:
+    """The token of every Ray that this process is a driver of: it reads it once."""
+    path = services.site().ray_token
+    path.parent.mkdir(parents=True, exist_ok=True)
+    make_token(path)
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(path)
+    return path
 
 
 @pytest.fixture(scope="session")

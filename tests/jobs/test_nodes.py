@@ -27,7 +27,7 @@ SMALL = SandboxSpec(memory_mb=128, disk_mb=16, pids=64)
 
 
 @pytest.fixture
-def cluster() -> Iterator[Any]:
+def cluster(ray_token: Path) -> Iterator[Any]:
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     made.add_node(num_cpus=1)
     made.wait_for_nodes()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -86,14 +87,22 @@ class ChildLauncher:
     def __init__(self, serving: Serving, host: str = LOCAL) -> None:
         self._serving = serving
         self._host = host
-        self._closed = False
+        self._closed = threading.Event()
+        self._starting: set[int] = set()
         self._servers: dict[int, SamplerServer] = {}
 
     async def start(self, place: int, start: int) -> str:
         """See `Launcher.start`. A replica keeps its URL."""
+        self._starting.add(place)
         return (await in_thread(lambda: self._start(place, start))).url
 
     def _start(self, place: int, start: int) -> SamplerServer:
+        try:
+            return self._started(place, start)
+        finally:
+            self._starting.discard(place)
+
+    def _started(self, place: int, start: int) -> SamplerServer:
         serving, seed = self._serving, self._serving.seed_of(place, start)
         server = self._servers.get(place)
         if server is not None:
@@ -106,10 +115,9 @@ class ChildLauncher:
                 routing=serving.routing,
                 log_path=serving.log_of(place),
                 host=self._host,
+                unwanted=self._closed,
             )
             self._servers[place] = server
-        if self._closed:  # while this one started, for which nobody could wait
-            server.close()
         return server
 
     async def ended(self, place: int) -> str:
@@ -132,7 +140,9 @@ class ChildLauncher:
 
     async def close(self) -> None:
         """See `Launcher.close`."""
-        self._closed = True
+        self._closed.set()
+        while self._starting:  # whose start nobody need wait for any more: each ends what it has started
+            await asyncio.sleep(LOOK_S)
         await asyncio.gather(*(asyncio.to_thread(server.close) for server in self._servers.values()))
 
 
