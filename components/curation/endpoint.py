@@ -33,6 +33,12 @@ _BUSY = {408, 409, 425, 429}
 _NOT_OURS = {401, 403, 404, 405}
 """A key, a right or a path that is wrong: wrong for every request."""
 DETAIL_CHARS = 300
+LONGEST_ANSWER = 16 << 20
+"""What is longer is given up while it arrives: whoever answers may be anybody, and this job's memory is not theirs."""
+
+
+class _TooLong(Exception):
+    """An answer is longer than any that was asked for."""
 
 
 class Unanswered(LongshellError, RuntimeError):
@@ -160,7 +166,9 @@ class Endpoint:
         try:
             url = f"{self.config.base_url}/chat/completions"
             async with self._session.post(url, json=body, allow_redirects=False) as response:
-                return response.status, await response.text(errors="replace"), _seconds(response.headers)
+                return response.status, await _text(response), _seconds(response.headers)
+        except _TooLong:
+            return None, f"an answer of more than {LONGEST_ANSWER >> 20} MiB", 0.0
         except TimeoutError:
             return None, f"no answer within {self.config.timeout_s:g} s", 0.0
         except (aiohttp.ClientError, OSError) as error:
@@ -169,6 +177,15 @@ class Endpoint:
     def _shown(self, text: str) -> str:
         hidden = text.replace(self._key, "***") if self._key else text
         return " ".join(hidden.split())[:DETAIL_CHARS]
+
+
+async def _text(response: aiohttp.ClientResponse) -> str:
+    data = bytearray()
+    async for piece in response.content.iter_chunked(1 << 16):
+        data += piece
+        if len(data) > LONGEST_ANSWER:
+            raise _TooLong
+    return data.decode("utf-8", "replace")
 
 
 def _key(config: EndpointConfig, environment: Mapping[str, str]) -> str | None:

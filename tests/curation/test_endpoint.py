@@ -111,6 +111,14 @@ async def test_a_completion_without_content_is_an_empty_answer() -> None:
         assert len(judge.requests) == 1
 
 
+async def test_an_answer_without_end_is_given_up_and_not_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("components.curation.endpoint.LONGEST_ANSWER", 1 << 20)
+    replies: list[str | Reply] = ["x" * (2 << 20), "yes"]
+    with ScriptedJudge(lambda _, before: replies[before]) as judge:
+        assert await ask(endpoint(judge)) == "yes"
+        assert len(judge.requests) == 2
+
+
 async def test_nobody_there_is_no_answer() -> None:
     with ScriptedJudge(lambda *_: "yes") as judge:
         asked = endpoint(judge)
