@@ -162,6 +162,10 @@ class DamagedError(StoreError):
     """What the store holds is not what was put: bytes have changed, or a part is missing."""
 
 
+class StoreRefused(StoreError):
+    """The store cannot be used as it is: no such bucket, no permission, no credentials. Trying again does not help."""
+
+
 class ServiceError(LongshellError, RuntimeError):
     """A service of the stack (Prefect, Ray, MLflow, sampler) did not start, or stopped answering."""
 
@@ -213,6 +217,7 @@ _FULL_WORDS = re.compile(
 _WHAT_CHARS = 300
 """Some errors list every file that they could not write."""
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
+_REFUSALS = (ConfigError, TaskError, CheckpointError, DamagedError, StoreRefused)
 _MISTAKES = (
     *(AssertionError, TypeError, ValueError, LookupError, AttributeError, NameError, ArithmeticError),
     *(ImportError, SyntaxError, NotImplementedError, RecursionError, DriftError),
@@ -227,7 +232,7 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, BaseExceptionGroup):
         kinds = {failure_of(each) for each in error.exceptions}
         return next(kind for kind in Failure if kind in kinds)
-    if isinstance(error, (ConfigError, TaskError, CheckpointError, DamagedError)) or no_space(error) is not None:
+    if isinstance(error, _REFUSALS) or no_space(error) is not None:
         return Failure.REFUSED
     if isinstance(error, StoreError) and isinstance(error.__cause__, OSError) and error.__cause__.errno in _FORBIDDEN:
         return Failure.REFUSED

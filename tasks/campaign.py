@@ -26,8 +26,9 @@ def claim(config: CampaignConfig, store: ArtifactStore) -> float:
         ConfigError: the name belongs to another configuration. Lists what differs.
     """
     check_claim(config, store)
-    if not store.exists(key := _key(config)):
-        store.put_json(key, {"config": config.model_dump(mode="json"), "started_s": time.time()})
+    key = _key(config)
+    if not store.create_json(key, {"config": config.model_dump(mode="json"), "started_s": time.time()}):
+        check_claim(config, store)  # Another process took it in this instant.
     return float(store.get_json(key)["started_s"])
 
 

@@ -7,31 +7,46 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from components.artifacts.local import LocalStore
-from components.artifacts.store import ArtifactStore, address_of
+from components.artifacts.s3 import SCHEME, S3Store, s3_url
+from components.artifacts.store import ArtifactStore, address_of, key_of
 from components.errors import ConfigError
 
-__all__ = ["ArtifactStore", "LocalStore", "address_of", "open_store", "store_url"]
+__all__ = ["ArtifactStore", "LocalStore", "S3Store", "address_of", "key_of", "open_store", "read_at", "store_url"]
 
 
 def open_store(url: str | Path) -> ArtifactStore:
-    """Opens the store at a path or a `file://` URL, making the folder when it is absent.
+    """Opens the store at a path, a `file://` URL or `s3://bucket/prefix`. A folder is made when it is absent.
 
     Raises:
         ConfigError: the URL names a kind of store that does not exist.
-        StoreError: the folder cannot be made or written.
+        StoreError: the folder cannot be made or written, the bucket cannot be used.
     """
-    return LocalStore(Path(store_url(url)))
+    found = store_url(url)
+    return S3Store(found) if found.startswith(f"{SCHEME}://") else LocalStore(Path(found))
 
 
 def store_url(url: str | Path) -> str:
-    """The `url` of the store that `open_store` would open: an absolute path. Opens nothing.
+    """The `url` of the store that `open_store` would open: an absolute path, or `s3://bucket/prefix`. Opens nothing.
 
     Raises:
         ConfigError: as `open_store`.
     """
     parts = urlsplit(str(url))
-    if parts.scheme == "s3":
-        raise ConfigError([f"{url}: the S3 store is not built yet; use a folder"], "artifact store")
+    if parts.scheme == SCHEME:
+        return s3_url(str(url))
     if parts.scheme not in ("", "file"):
-        raise ConfigError([f"{url}: no store of kind {parts.scheme}://; use a folder"], "artifact store")
+        known = "use a folder, or s3://bucket/prefix"
+        raise ConfigError([f"{url}: no store of kind {parts.scheme}://; {known}"], "artifact store")
     return str(Path(url2pathname(parts.path) if parts.scheme else url).absolute())
+
+
+def read_at(address: str) -> bytes:
+    """The bytes at an address that a store gave (`ArtifactStore.address`), whose own URL is not known yet.
+
+    Raises:
+        StoreError: there is nothing, or it cannot be read.
+    """
+    if not address.startswith(f"{SCHEME}://"):
+        return Path(address).read_bytes()
+    place, _, name = address.rpartition("/")
+    return S3Store(place).get_bytes(name)

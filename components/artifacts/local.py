@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from components.artifacts import manifest as manifests
-from components.artifacts.store import address_of, check_key
+from components.artifacts.store import address_of, check_key, json_bytes
 from components.errors import DamagedError, StoreError
 
 _DATA = ".data"
@@ -59,11 +59,14 @@ class LocalStore:
     def put_bytes(self, key: str, data: bytes) -> None:
         """See `ArtifactStore.put_bytes`."""
         with self._clear_errors("write", key), self._scratch(key) as (home, scratch):
-            with scratch.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            _write(scratch, data)
             self._commit(key, home, {hashlib.sha256(data).hexdigest(): scratch})
+
+    def create_bytes(self, key: str, data: bytes) -> bool:
+        """See `ArtifactStore.create_bytes`."""
+        with self._clear_errors("write", key), self._scratch(key) as (home, scratch):
+            _write(scratch, data)
+            return self._commit(key, home, {hashlib.sha256(data).hexdigest(): scratch}, anew=True)
 
     def get_bytes(self, key: str) -> bytes:
         """See `ArtifactStore.get_bytes`."""
@@ -75,7 +78,11 @@ class LocalStore:
 
     def put_json(self, key: str, value: Any) -> None:
         """See `ArtifactStore.put_json`."""
-        self.put_bytes(key, (json.dumps(value, indent=1) + "\n").encode())
+        self.put_bytes(key, json_bytes(value))
+
+    def create_json(self, key: str, value: Any) -> bool:
+        """See `ArtifactStore.create_json`."""
+        return self.create_bytes(key, json_bytes(value))
 
     def get_json(self, key: str) -> Any:
         """See `ArtifactStore.get_json`."""
@@ -161,12 +168,17 @@ class LocalStore:
         finally:
             _remove(scratch)
 
-    def _commit(self, key: str, home: Path, written: dict[str, Path]) -> None:
-        """Moves what was written to its final names, swaps the link to the last of them, drops older versions."""
+    def _commit(self, key: str, home: Path, written: dict[str, Path], *, anew: bool = False) -> bool:
+        """Moves what was written to its final names, swaps the link to the last of them, drops older versions.
+
+        With `anew` only where there is no link. Says whether it did.
+        """
         link = self._root / key
         link.parent.mkdir(parents=True, exist_ok=True)
         with (home / ".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            if anew and link.is_symlink():
+                return False
             for name, source in written.items():
                 _place(source, home / name)
             _sync(home)
@@ -178,6 +190,7 @@ class LocalStore:
             for path in home.iterdir():
                 if path.name not in written and path.name != ".lock" and not _in_use(path):
                     _remove(path)
+        return True
 
     @contextmanager
     def _clear_errors(self, verb: str, key: str) -> Iterator[None]:
@@ -197,6 +210,13 @@ class LocalStore:
             }
             reason = hints.get(error.errno or 0, error.strerror or str(error))
             raise StoreError(f"store {self._root}: cannot {what}: {reason}") from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _place(source: Path, target: Path) -> None:

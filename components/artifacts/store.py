@@ -7,6 +7,7 @@ what was put are never returned, a `DamagedError` is raised instead; deleting wh
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +29,10 @@ class ArtifactStore(Protocol):
         """Stores `data` under `key`, replacing what was there in one instant."""
         ...
 
+    def create_bytes(self, key: str, data: bytes) -> bool:
+        """Stores `data` under `key` unless something is there; says whether it did. Of several at once one does."""
+        ...
+
     def get_bytes(self, key: str) -> bytes:
         """The bytes under `key`, verified.
 
@@ -39,6 +44,10 @@ class ArtifactStore(Protocol):
 
     def put_json(self, key: str, value: Any) -> None:
         """Stores a JSON document, indented for people."""
+        ...
+
+    def create_json(self, key: str, value: Any) -> bool:
+        """Stores a JSON document unless something is there; says whether it did."""
         ...
 
     def get_json(self, key: str) -> Any:
@@ -78,6 +87,23 @@ class ArtifactStore(Protocol):
 def address_of(url: str, key: str) -> str:
     """Where the object lies of a store whose `url` this is: a path or a URL. Pure."""
     return f"{url.rstrip('/')}/{check_key(key)}"
+
+
+def key_of(url: str, address: str) -> str:
+    """The inverse of `address_of`.
+
+    Raises:
+        StoreError: the address is not within that store.
+    """
+    start = f"{url.rstrip('/')}/"
+    if not address.startswith(start):
+        raise StoreError(f"{address} is outside the store {url}")
+    return check_key(address.removeprefix(start))
+
+
+def json_bytes(value: Any) -> bytes:
+    """A JSON document as it is stored: indented for people."""
+    return (json.dumps(value, indent=1) + "\n").encode()
 
 
 def check_key(key: str) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from components.artifacts import ArtifactStore, open_store
+from components.artifacts import ArtifactStore, open_store, read_at
 from components.config import CampaignConfig, validate
 from components.errors import Exit, Failure, LongshellError, failure_of, no_space
 from components.naming import campaign_key, step_key
@@ -91,19 +91,20 @@ def main(stage: Callable[[Job], Mapping[str, Any]]) -> None:
         warnings.filterwarnings("ignore", category=UserWarning, module=library)
     signal.signal(signal.SIGTERM, _stop)
     try:
-        _run(stage, Path(sys.argv[1]))
+        _run(stage, sys.argv[1])
     except Exception as error:
         _leave(_tell(error))
     _leave(Exit.DONE)
 
 
-def _run(stage: Callable[[Job], Mapping[str, Any]], spec: Path) -> None:
-    document = json.loads(spec.read_text())
+def _run(stage: Callable[[Job], Mapping[str, Any]], spec: str) -> None:
+    document = json.loads(read_at(spec))
     job = _open(document)
     started = time.monotonic()
     result = dict(stage(job))
     result["seconds"] = round(time.monotonic() - started, 3)
-    job.store.put_json(document["result"], result)
+    if not job.store.create_json(document["result"], result):
+        log.warning("another attempt has ended before this one: its result stays")
     shutil.rmtree(job.folder)
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
-from components.artifacts import open_store
+from components.artifacts import open_store, read_at
 
 
 def main() -> None:
     """Writes an empty result where the spec says."""
-    spec = json.loads(Path(sys.argv[1]).read_text())
+    spec = json.loads(read_at(sys.argv[1]))
     open_store(spec["store"]).put_json(spec["result"], {})
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from components.artifacts import LocalStore, open_store
+from components.artifacts import LocalStore, open_store, store_url
 from components.errors import ConfigError, DamagedError, Failure, StoreError, failure_of
 from tests.conformance.store_suite import StoreSuite, make_folder
 from tests.disks import small_disk
@@ -129,9 +129,8 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         open_store(tmp_path / "file/store")
 
 
-def test_only_folders_are_stores_for_now(tmp_path: Path) -> None:
+def test_folders_and_buckets_are_stores_and_nothing_else_is(tmp_path: Path) -> None:
     assert open_store(f"file://{tmp_path}/s").url == f"{tmp_path}/s"
-    with pytest.raises(ConfigError, match="S3 store is not built yet"):
-        open_store("s3://bucket/prefix")
+    assert store_url("s3://bucket/prefix/") == "s3://bucket/prefix"
     with pytest.raises(ConfigError, match="no store of kind ftp"):
         open_store("ftp://x/y")

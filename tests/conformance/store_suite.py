@@ -34,6 +34,16 @@ class StoreSuite:
             store.put_json("k", value)
         assert store.get_json("k") == 3
 
+    def test_of_all_that_create_a_key_at_once_one_does_and_its_value_stays(self, store: ArtifactStore) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            made = list(pool.map(lambda value: store.create_json("once", value), range(8)))
+        assert made.count(True) == 1
+        assert store.get_json("once") == made.index(True)
+        assert not store.create_bytes("once", b"later")
+        assert store.get_json("once") == made.index(True)
+        store.delete("once")
+        assert store.create_bytes("once", b"anew")
+
     def test_an_absent_key_does_not_exist_and_reading_it_names_it(self, store: ArtifactStore) -> None:
         assert not store.exists("no/such")
         for read in (store.get_bytes, store.get_json, store.tree):

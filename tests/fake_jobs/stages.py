@@ -12,15 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from components.artifacts import ArtifactStore, open_store
+from components.artifacts import ArtifactStore, LocalStore, open_store, read_at
 
 
 def run(stage: Callable[[ArtifactStore, dict[str, Any]], dict[str, Any]]) -> None:
     """Runs a fake stage; `<store>/../trace` gets a line when it begins and when it ends.
 
-    A file `<store>/../hold-<campaign>` holds it.
+    A file `<store>/../hold-<campaign>` holds it. There is neither beside a bucket.
     """
-    spec = json.loads(Path(sys.argv[1]).read_text())
+    spec = json.loads(read_at(sys.argv[1]))
     store = open_store(spec["store"])
     name = f"{spec['stage']}-{spec['index']}"
     _note(store, f"begin {name} {os.getpid()}")
@@ -62,5 +62,6 @@ def commit(store: ArtifactStore, spec: dict[str, Any], step: int, total: int) ->
 
 
 def _note(store: ArtifactStore, line: str) -> None:
-    with (Path(store.url).parent / "trace").open("a") as file:
-        file.write(line + "\n")
+    if isinstance(store, LocalStore):
+        with (Path(store.url).parent / "trace").open("a") as file:
+            file.write(line + "\n")
