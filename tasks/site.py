@@ -3,7 +3,7 @@
 | variable | meaning | default |
 |---|---|---|
 | `LONGSHELL_HOME` | state directory | `var/` in the repository |
-| `LONGSHELL_STORE` | artifact store | `<home>/store` |
+| `LONGSHELL_STORE` | artifact store: a folder, or `s3://bucket/prefix` | `<home>/store` |
 | `LONGSHELL_RAY_JOBS` | Jobs URL of a Ray cluster that is not ours | the local stack's |
 | `PREFECT_API_URL` | a Prefect server that is not ours | the local stack's |
 | `MLFLOW_TRACKING_URI` | an MLflow server | SQLite in `<home>/mlflow` |

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
+from components.artifacts.bucket import Bucket
 from components.errors import StoreError, TaskError
 
 SCHEME = "s3://"
@@ -67,6 +68,16 @@ def fetch(url: str, folder: Path, most_bytes: int) -> list[tuple[str, str]]:
     except (BotoCoreError, ClientError) as error:
         raise StoreError(f"{url}: {error}") from error
     return left_out
+
+
+def require(url: str) -> None:
+    """Asks whether the bucket of `url` is there.
+
+    Raises:
+        ConfigError, StoreError: see `components.artifacts.bucket`.
+    """
+    bucket, _ = _parts(url)
+    Bucket(bucket).require()
 
 
 def _parts(url: str) -> tuple[str, str]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from components.artifacts import ArtifactStore, LocalStore, open_store, store_url
 from components.config import CampaignConfig, Readable, read, readable, validate
-from components.errors import ConfigError, StoreError
+from components.errors import ConfigError, StoreError, TaskError
+from components.pool.bucket import SCHEME, require
 from tasks.campaign import check_claim, check_model, check_plan
 from tasks.site import Site
 
@@ -49,6 +51,7 @@ def refusals(path: str, overrides: Sequence[str], site: Site) -> tuple[CampaignC
     problems += [] if found is None else _refused(lambda: _fits(found, site))
     problems += _home(site)
     problems += _refused(lambda: _store(site, config))
+    problems += [] if config is None else _buckets(config)
     return config, problems, source
 
 
@@ -104,11 +107,19 @@ def _store(site: Site, config: CampaignConfig | None) -> None:
         check_claim(config, store)
 
 
-def _refused(check: Callable[[], None]) -> list[str]:
+def _buckets(config: CampaignConfig) -> Iterator[str]:
+    """Those that tasks are imported from."""
+    for key, path in places(config).items():
+        if path.startswith(SCHEME):
+            yield from _refused(partial(require, path), key)
+
+
+def _refused(check: Callable[[], None], key: str = "LONGSHELL_STORE") -> list[str]:
+    """What a check refuses; what a store refuses is told with the `key` that names it."""
     try:
         check()
     except ConfigError as error:
         return list(error.problems)
-    except StoreError as error:
-        return [f"LONGSHELL_STORE: {error}"]
+    except (StoreError, TaskError) as error:
+        return [f"{key}: {error}"]
     return []
