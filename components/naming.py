@@ -5,8 +5,19 @@ Invariant: whoever makes a thing, looks for it, or foresees it takes its name fr
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 EXPERIMENT = "longshell"
 """MLflow's experiment, of every campaign."""
+
+
+def shown(address: str) -> str:
+    """An address as it may be shown: with `***` for the password in it."""
+    parts = urlsplit(address)
+    if parts.password is None:
+        return address
+    user, host = parts.netloc.rpartition(":")[0].partition(":")[0], parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=f"{user}:***@{host}").geturl()
 
 
 def campaign_key(campaign: str, *parts: str | int) -> str:

@@ -6,7 +6,8 @@
 | `LONGSHELL_STORE` | artifact store: a folder, or `s3://bucket/prefix` | `<home>/store` |
 | `LONGSHELL_RAY_JOBS` | Jobs URL of a Ray cluster that is not ours | the local stack's |
 | `PREFECT_API_URL` | a Prefect server that is not ours | the local stack's |
-| `MLFLOW_TRACKING_URI` | an MLflow server | SQLite in `<home>/mlflow` |
+| `MLFLOW_TRACKING_URI` | an MLflow server, or the database of ours (`postgresql://…`) | SQLite in `<home>/mlflow` |
+| `LONGSHELL_PREFECT_DATABASE` | the database of our Prefect server (`postgresql://…`) | SQLite in `<home>/prefect` |
 | `LONGSHELL_{PREFECT,RAY,MLFLOW}_PORT` | port of a local service | the usual one when free, otherwise any free one |
 | `LONGSHELL_JOBS_PACKAGE` | where the stages' entry modules are | `components.jobs` |
 """
@@ -17,11 +18,15 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from components.artifacts import ArtifactStore, open_store
 from components.cluster import REPOSITORY, Cluster
 from components.errors import ConfigError, ServiceError
+from components.naming import shown
+
+_POSTGRESQL = ("postgresql://", "postgresql+", "postgres://")
 
 
 @dataclass(frozen=True)
@@ -36,27 +41,37 @@ class Site:
     """Services that exist already and are not ours to start: name to URL."""
     ports: Mapping[str, int] = field(default_factory=dict)
     """Ports asked for, by service name."""
+    prefect_database: str | None = None
+    """Address for SQLAlchemy; None is Prefect's own, SQLite in its home."""
 
     @classmethod
     def current(cls, environment: Mapping[str, str] | None = None) -> Site:
         """The site that the environment describes.
 
         Raises:
-            ConfigError: a port is not a number.
+            ConfigError: a port is not a number, a database is of no known kind or lacks its driver.
         """
         env = os.environ if environment is None else environment
         home = Path(env.get("LONGSHELL_HOME") or REPOSITORY / "var").absolute()
         given = {"prefect": env.get("PREFECT_API_URL"), "ray": env.get("LONGSHELL_RAY_JOBS")}
         ports = {name: env.get(f"LONGSHELL_{name.upper()}_PORT") for name in ("prefect", "ray", "mlflow")}
-        if bad := [f"LONGSHELL_{name.upper()}_PORT: {port!r}" for name, port in ports.items() if not _is_port(port)]:
-            raise ConfigError([f"{item} is not a port number" for item in bad], "environment")
+        bad = [f"LONGSHELL_{name.upper()}_PORT: {port!r}" for name, port in ports.items() if not _is_port(port)]
+        problems = [f"{item} is not a port number" for item in bad]
+        prefect, mlflow = env.get("LONGSHELL_PREFECT_DATABASE"), env.get("MLFLOW_TRACKING_URI")
+        if prefect and not prefect.startswith(_POSTGRESQL):
+            problems.append(f"LONGSHELL_PREFECT_DATABASE: {shown(prefect)} is not postgresql://user:password@host/name")
+        if mlflow and mlflow.startswith(_POSTGRESQL) and find_spec("psycopg2") is None:
+            problems.append("MLFLOW_TRACKING_URI: PostgreSQL needs psycopg2: install longshell[postgres]")
+        if problems:
+            raise ConfigError(problems, "environment")
         return cls(
             home=home,
             store_url=env.get("LONGSHELL_STORE") or str(home / "store"),
-            tracking_uri=env.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home}/mlflow/mlflow.db",
+            tracking_uri=_driven(mlflow, "psycopg2") or f"sqlite:///{home}/mlflow/mlflow.db",
             jobs_package=env.get("LONGSHELL_JOBS_PACKAGE") or "components.jobs",
             given={name: url for name, url in given.items() if url},
             ports={name: int(port) for name, port in ports.items() if port},
+            prefect_database=_driven(prefect, "asyncpg"),
         )
 
     @property
@@ -94,6 +109,13 @@ class Site:
             raise ServiceError(f"no Ray cluster: `make ui` starts one (looked in {self.stack_file})")
         ours = "ray" not in self.given
         return Cluster(address, store, token=self.ray_token.read_text() if ours else None, package=self.jobs_package)
+
+
+def _driven(address: str | None, driver: str) -> str | None:
+    """The address of a PostgreSQL, with the driver that its user has."""
+    if not address or not address.startswith(_POSTGRESQL):
+        return address or None
+    return f"postgresql+{driver}://{address.partition('://')[2]}"
 
 
 def _is_port(text: str | None) -> bool:

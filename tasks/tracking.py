@@ -20,8 +20,8 @@ def tracker() -> Tracker:
     from components.tracking import Tracker
 
     site = Site.current()
-    local = site.tracking_uri.startswith("sqlite:")
-    return Tracker(site.tracking_uri, site.home / "mlflow" / "artifacts" if local else None)
+    direct = not site.tracking_uri.startswith("http")
+    return Tracker(site.tracking_uri, site.home / "mlflow" / "artifacts" if direct else None)
 
 
 def registry(campaign: str) -> Registry:

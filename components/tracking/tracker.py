@@ -8,6 +8,7 @@ of a step stays, because MLflow cannot replace one.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -27,7 +28,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunT
 from mlflow.exceptions import MlflowException
 
 from components.errors import ServiceError
-from components.naming import EXPERIMENT, run_key
+from components.naming import EXPERIMENT, run_key, shown
 
 KEY = "longshell.key"
 """Tag by which a run is found again: `<campaign>` or `<campaign>/<stage>`."""
@@ -50,7 +51,7 @@ class Tracker:
     """MLflow at one tracking URI.
 
     Args:
-        uri: `sqlite:///…` or a server's URL.
+        uri: `sqlite:///…`, `postgresql+psycopg2://…`, or a server's URL.
         artifacts: folder for files of runs when there is no server to choose a place.
     """
 
@@ -64,7 +65,7 @@ class Tracker:
                 self.client = MlflowClient(uri)
                 self._experiment = self._find_experiment(artifacts)
         except (MlflowException, OSError) as error:
-            raise ServiceError(f"MLflow at {uri}: {error}") from error
+            raise ServiceError(f"MLflow at {shown(uri)}: {error}") from error
         mlflow.set_experiment(experiment_id=self._experiment)
         self._lock = threading.Lock()
         self._logged: dict[str, dict[int, int]] = {}
@@ -171,11 +172,16 @@ class Tracker:
 
 @contextmanager
 def _opening(uri: str) -> Iterator[None]:
-    """One process at a time opens a SQLite file: two that make its tables at once fail on each other's."""
-    if not uri.startswith("sqlite:///"):
+    """One process at a time opens a database: two that make its tables at once fail on each other's.
+
+    Of a database server this machine's alone are kept apart: make its tables first, as the MLflow server does.
+    """
+    if uri.startswith("http"):
         yield
         return
     path = Path(uri.removeprefix("sqlite:///"))
+    if not uri.startswith("sqlite:///"):
+        path = Path(tempfile.gettempdir()) / f"longshell-{os.getuid()}-{hashlib.sha256(uri.encode()).hexdigest()[:16]}"
     with path.with_name(f"{path.name}.opening").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

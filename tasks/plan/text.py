@@ -164,7 +164,7 @@ def _records(config: CampaignConfig, site: Site, jobs: Sequence[Foreseen]) -> It
     stages = dict.fromkeys(job.ask.stage for job in jobs)
     runs = [name, *(naming.run_key(name, stage) for stage in stages)]
     model = naming.registered_model(name)
-    yield f"MLflow {site.tracking_uri}: experiment {naming.EXPERIMENT}, registered model {model}"
+    yield f"MLflow {naming.shown(site.tracking_uri)}: experiment {naming.EXPERIMENT}, registered model {model}"
     yield f"  runs (tag longshell.key): {', '.join(runs)}"
     yield f"Prefect {site.given.get('prefect', 'a server that is started here')}: flow run {name} of flow campaign"
     yield f"  deployments of it (`make ui`): {', '.join(_deployments('flows/campaign.py:campaign')) or 'none'}"

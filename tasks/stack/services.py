@@ -21,6 +21,8 @@ _RAY_DIRECTORY_MAX = 40
 """Ray puts Unix sockets below its directory, and their paths may have 107 characters in all."""
 _OBJECT_STORE_BYTES = 100_000_000
 """Jobs pass references to the artifact store, never arrays through Ray."""
+_NO_DATABASES = {"LONGSHELL_PREFECT_DATABASE": "", "MLFLOW_TRACKING_URI": ""}
+"""Jobs know neither Prefect nor MLflow: they need not have the passwords that may be in these."""
 _bin = Path(sys.executable).parent
 
 
@@ -40,11 +42,13 @@ class Service:
 
 
 def prefect(site: Site) -> Service:
-    """The Prefect server, on SQLite in the state directory."""
+    """The Prefect server, on SQLite in the state directory or on the database that is given."""
     port = ports.choose("prefect", site.ports.get("prefect"))
     url = f"http://127.0.0.1:{port}/api"
     argv = (str(_bin / "prefect"), "server", "start", "--host", "127.0.0.1", "--port", str(port))
     settings = {"PREFECT_API_URL": url, "PREFECT_SERVER_UI_API_URL": url}
+    if site.prefect_database is not None:
+        settings["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = site.prefect_database
     return Service("prefect", argv, url, lambda: answers(f"{url}/health"), settings)
 
 
@@ -85,7 +89,9 @@ def ray(site: Site) -> Service:
     make_token(site.ray_token)
     headers = {"Authorization": f"Bearer {site.ray_token.read_text()}"}
     nodes = f"{url}/api/v0/nodes?limit=1"
-    return Service("ray", tuple(argv), url, lambda: b'"ALIVE"' in (fetch(nodes, headers) or b""), starts=3)
+    return Service(
+        "ray", tuple(argv), url, lambda: b'"ALIVE"' in (fetch(nodes, headers) or b""), _NO_DATABASES, starts=3
+    )
 
 
 def mlflow(site: Site) -> Service:
@@ -94,8 +100,10 @@ def mlflow(site: Site) -> Service:
     port = ports.choose("mlflow", site.ports.get("mlflow"))
     url = f"http://127.0.0.1:{port}"
     argv = [str(_bin / "mlflow"), "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    argv += ["--backend-store-uri", site.tracking_uri, "--artifacts-destination", str(site.home / "mlflow/artifacts")]
-    return Service("mlflow", tuple(argv), url, lambda: answers(f"{url}/health"))
+    argv += ["--artifacts-destination", str(site.home / "mlflow/artifacts")]
+    # Not on the command line, which every user of the machine can read: there may be a password in it.
+    settings = {"MLFLOW_BACKEND_STORE_URI": site.tracking_uri}
+    return Service("mlflow", tuple(argv), url, lambda: answers(f"{url}/health"), settings)
 
 
 BUILDERS: Mapping[str, Callable[[Site], Service]] = {
