@@ -1,0 +1,121 @@
+"""How campaigns are doing right now, from their artifact store alone: what a watcher that never sleeps asks.
+
+Invariant: what was not measured is absent. Reading costs one listing and a few small documents a campaign, however many
+steps it has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from components.artifacts import ArtifactStore
+from components.naming import campaign_key, step_key
+
+_STEP = re.compile(r"campaigns/(?P<campaign>[^/]+)/(?P<stage>[^/]+)/steps/(?P<step>\d{6})/record\.json")
+_ATTEMPT = re.compile(r"campaigns/(?P<campaign>[^/]+)/jobs/(?P<job>[^/]+)/submitted-\d+\.json")
+_DONE = re.compile(r"campaigns/(?P<campaign>[^/]+)/jobs/(?P<job>[^/]+)/result\.json")
+_OWNED = re.compile(r"campaigns/(?P<campaign>[^/]+)/campaign\.json")
+_FINISHED = "results.json"
+
+
+@dataclass(frozen=True, slots=True)
+class StageHealth:
+    """The last committed step of a stage.
+
+    Attributes:
+        step: its number.
+        committed_s: when, in seconds since 1970.
+        metrics: what was measured of it.
+    """
+
+    step: int
+    committed_s: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class CampaignHealth:
+    """One campaign.
+
+    Attributes:
+        started_s: when its name was taken, in seconds since 1970.
+        finished: whether its results are there.
+        stages: by their names, those that have a step.
+        attempts: how often each unfinished job was submitted, by its submission id.
+        done: jobs that have a result.
+        severity: of its last diagnosis: ok, blind, warn or red; None before there is one.
+    """
+
+    started_s: float
+    finished: bool
+    stages: Mapping[str, StageHealth]
+    attempts: Mapping[str, int]
+    done: int
+    severity: str | None
+
+
+@dataclass(slots=True)
+class _Listed:
+    """Keys of a campaign, sorted out."""
+
+    steps: dict[str, int] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    done: set[str] = field(default_factory=set)
+
+
+def health(store: ArtifactStore) -> dict[str, CampaignHealth]:
+    """Every campaign of a store, by its name.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    keys = store.list("campaigns")
+    return {name: _campaign(store, name, listed, set(keys)) for name, listed in _sorted_out(keys).items()}
+
+
+def _sorted_out(keys: Iterable[str]) -> dict[str, _Listed]:
+    found: dict[str, _Listed] = {}
+    for key in keys:
+        if match := _OWNED.fullmatch(key):
+            found.setdefault(match["campaign"], _Listed())
+    for key in keys:
+        for pattern in (_STEP, _ATTEMPT, _DONE):
+            if (match := pattern.fullmatch(key)) is None or (listed := found.get(match["campaign"])) is None:
+                continue
+            if pattern is _STEP:
+                listed.steps[match["stage"]] = max(int(match["step"]), listed.steps.get(match["stage"], 0))
+            elif pattern is _ATTEMPT:
+                listed.attempts[match["job"]] += 1
+            else:
+                listed.done.add(match["job"])
+    return found
+
+
+def _campaign(store: ArtifactStore, name: str, listed: _Listed, keys: set[str]) -> CampaignHealth:
+    return CampaignHealth(
+        started_s=float(store.get_json(campaign_key(name, "campaign.json"))["started_s"]),
+        finished=campaign_key(name, _FINISHED) in keys,
+        stages={stage: _stage(store, name, stage, step) for stage, step in listed.steps.items()},
+        attempts={job: count for job, count in listed.attempts.items() if job not in listed.done},
+        done=len(listed.done),
+        severity=_severity(store, name, listed.done),
+    )
+
+
+def _stage(store: ArtifactStore, name: str, stage: str, step: int) -> StageHealth:
+    record = store.get_json(step_key(name, stage, step, "record.json"))
+    measured = {series: float(value) for series, value in record["metrics"].items() if value is not None}
+    return StageHealth(step, record["timestamp_ms"] / 1_000, {k: v for k, v in measured.items() if v == v})
+
+
+def _severity(store: ArtifactStore, name: str, done: set[str]) -> str | None:
+    """Of the diagnosis of all steps, which is number 0, or of the last leg's."""
+    start = f"{name}-diagnose-"
+    numbered = {int(job.removeprefix(start).partition("-")[0]): job for job in done if job.startswith(start)}
+    if not numbered:
+        return None
+    last = numbered.get(0) or numbered[max(numbered)]
+    return str(store.get_json(campaign_key(name, "jobs", last, "result.json"))["severity"])
