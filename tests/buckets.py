@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
 import threading
 import uuid
@@ -38,15 +39,15 @@ class Server:
 
     def client(self):
         """A client beside the store under test."""
-        import boto3
+        return _client(f"http://{self.host}:{self.port}")
 
-        return boto3.client(
-            "s3",
-            endpoint_url=f"http://{self.host}:{self.port}",
-            aws_access_key_id="nobody",
-            aws_secret_access_key="nothing",
-            region_name="us-east-1",
-        )
+
+@functools.cache
+def _client(url: str):
+    import boto3
+
+    keys = {"aws_access_key_id": "nobody", "aws_secret_access_key": "nothing", "region_name": "us-east-1"}
+    return boto3.session.Session().client("s3", endpoint_url=url, **keys)
 
 
 @pytest.fixture(scope="session")

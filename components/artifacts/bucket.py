@@ -7,8 +7,10 @@ requests that fail by the network, throttling or a server's fault are sent again
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +35,8 @@ _FORBIDDEN = {
 _TAKEN = {"412", "PreconditionFailed"}
 _RACED = {"409", "ConditionalRequestConflict"}
 
+_making = threading.Lock()
+
 T = TypeVar("T")
 
 
@@ -55,7 +59,6 @@ class Bucket:
 
     def __init__(self, name: str) -> None:
         try:
-            import boto3.session
             from boto3.s3.transfer import TransferConfig
             from botocore.config import Config
         except ImportError as error:
@@ -69,7 +72,7 @@ class Bucket:
             max_pool_connections=64,
         )
         with self._clear_errors("open"):
-            self._client = boto3.session.Session().client("s3", config=config)
+            self._client = _client(config)
         self._transfer = TransferConfig(
             multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=4
         )
@@ -192,6 +195,19 @@ class Bucket:
                 return StoreRefused(f"{place}: no permission ({code}: {told}); check credentials and policy")
             return StoreError(f"{place}: {error}")
         return StoreError(f"{place}: {type(error).__name__}: {error}")
+
+
+@functools.cache
+def _session() -> Any:
+    """One for the process: it reads what it knows of S3, half a second's work, once."""
+    from boto3.session import Session
+
+    return Session()
+
+
+def _client(config: Any) -> Any:
+    with _making:  # A session makes one client at a time; the clients themselves may be shared.
+        return _session().client("s3", config=config)
 
 
 def _again(read: Callable[[], T]) -> T:

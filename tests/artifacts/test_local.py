@@ -13,7 +13,7 @@ import pytest
 
 from components.artifacts import LocalStore, open_store, store_url
 from components.errors import ConfigError, DamagedError, Failure, StoreError, failure_of
-from tests.conformance.store_suite import StoreSuite, make_folder
+from tests.conformance.store_suite import StoreRaces, StoreSuite, make_folder
 from tests.disks import small_disk
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +25,10 @@ def store(tmp_path: Path) -> LocalStore:
 
 
 class TestLocalStore(StoreSuite):
+    pass
+
+
+class TestLocalRaces(StoreRaces):
     pass
 
 

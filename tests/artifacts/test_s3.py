@@ -19,7 +19,7 @@ import pytest
 from components.artifacts import S3Store, bucket, key_of, open_store, read_at, s3, store_url
 from components.errors import ConfigError, DamagedError, Failure, StoreError, StoreRefused, failure_of
 from tests.buckets import Server, Wire, talk_to
-from tests.conformance.store_suite import StoreSuite, make_folder
+from tests.conformance.store_suite import StoreRaces, StoreSuite, make_folder
 
 ROOT = Path(__file__).parents[2]
 night = pytest.mark.nightly
@@ -39,6 +39,11 @@ def store(url: str) -> S3Store:
 
 
 class TestS3Store(StoreSuite):
+    pass
+
+
+@night
+class TestS3Races(StoreRaces):
     pass
 
 
@@ -306,6 +311,7 @@ def test_without_credentials_it_says_which_to_set(
     talk_to(bucket_server, monkeypatch)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
+    bucket._session.cache_clear()
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
     with pytest.raises(StoreRefused, match="there are no credentials; set AWS_ACCESS_KEY_ID"):

@@ -34,16 +34,6 @@ class StoreSuite:
             store.put_json("k", value)
         assert store.get_json("k") == 3
 
-    def test_of_all_that_create_a_key_at_once_one_does_and_its_value_stays(self, store: ArtifactStore) -> None:
-        with ThreadPoolExecutor(8) as pool:
-            made = list(pool.map(lambda value: store.create_json("once", value), range(8)))
-        assert made.count(True) == 1
-        assert store.get_json("once") == made.index(True)
-        assert not store.create_bytes("once", b"later")
-        assert store.get_json("once") == made.index(True)
-        store.delete("once")
-        assert store.create_bytes("once", b"anew")
-
     def test_an_absent_key_does_not_exist_and_reading_it_names_it(self, store: ArtifactStore) -> None:
         assert not store.exists("no/such")
         for read in (store.get_bytes, store.get_json, store.tree):
@@ -103,6 +93,24 @@ class StoreSuite:
         with pytest.raises(StoreError, match="not a store key"):
             store.put_bytes(key, b"")
 
+    def test_another_process_opens_it_by_its_url(self, store: ArtifactStore) -> None:
+        store.put_json("k", 1)
+        assert open_store(store.url).get_json("k") == 1
+
+
+class StoreRaces:
+    """What holds when several use a store at once; needs a fixture `store`."""
+
+    def test_of_all_that_create_a_key_at_once_one_does_and_its_value_stays(self, store: ArtifactStore) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            made = list(pool.map(lambda value: store.create_json("once", value), range(8)))
+        assert made.count(True) == 1
+        assert store.get_json("once") == made.index(True)
+        assert not store.create_bytes("once", b"later")
+        assert store.get_json("once") == made.index(True)
+        store.delete("once")
+        assert store.create_bytes("once", b"anew")
+
     def test_readers_beside_writers_see_one_whole_value(self, store: ArtifactStore) -> None:
         values = [bytes([n]) * 20_000 for n in range(4)]
         store.put_bytes("k", values[0])
@@ -119,7 +127,3 @@ class StoreSuite:
             jobs = [pool.submit(write, value) for value in values] + [pool.submit(read) for _ in range(2)]
             for job in jobs:
                 job.result()
-
-    def test_another_process_opens_it_by_its_url(self, store: ArtifactStore) -> None:
-        store.put_json("k", 1)
-        assert open_store(store.url).get_json("k") == 1

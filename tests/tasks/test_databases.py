@@ -90,13 +90,13 @@ def stack(site: Site) -> Iterator[Stack]:
 def run_flow(site: Site) -> None:
     environment = {**os.environ, **settings.environment(site)}
     done = subprocess.run(
-        [sys.executable, "-c", FLOW], env=environment, cwd=REPOSITORY, text=True, capture_output=True, timeout=120
+        [sys.executable, "-c", FLOW], env=environment, cwd=REPOSITORY, text=True, capture_output=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(800)
 def test_prefect_and_mlflow_live_on_a_real_postgresql(postgres: Server, site: Site, stack: Stack) -> None:
     record = stack.up(["prefect", "mlflow"], pin=True)
     prefect, mlflow = (str(uri).rpartition("/")[2] for uri in (site.prefect_database, site.tracking_uri))
@@ -121,7 +121,7 @@ def test_prefect_and_mlflow_live_on_a_real_postgresql(postgres: Server, site: Si
     asked = [sys.executable, "-c", script]
     written = []
     for uri in ([site.tracking_uri, str(site.home / "files")], [record.services["mlflow"]["url"]]):
-        done = subprocess.run([*asked, *uri], cwd=REPOSITORY, text=True, capture_output=True, timeout=120)
+        done = subprocess.run([*asked, *uri], cwd=REPOSITORY, text=True, capture_output=True, timeout=300)
         assert done.returncode == 0, done.stderr
         written.append(done.stdout.strip())
     assert written == ["True", "False"], "once, directly; the server sees it in the same database"
