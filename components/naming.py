@@ -40,6 +40,11 @@ def checkpoint_key(campaign: str, stage: str) -> str:
     return campaign_key(campaign, stage, "checkpoint")
 
 
+def samples_key(campaign: str) -> str:
+    """What SFT learns from, where that are trials that passed."""
+    return campaign_key(campaign, "rejection", "samples")
+
+
 def critic_key(campaign: str) -> str:
     """The critic's weights after its warm-up."""
     return campaign_key(campaign, "warmup", "critic")

@@ -12,7 +12,7 @@ from typing import Any
 from components.cluster import JobSpec
 from components.config import CampaignConfig
 from tasks.campaign import campaign_name
-from tasks.results import Checkpoint, Pool, Score, WarmCritic
+from tasks.results import Checkpoint, Pool, Samples, Score, WarmCritic
 
 NIGHTLY_INDEX = 1_000
 """Evaluations outside the campaign's own sequence are numbered from here."""
@@ -44,9 +44,15 @@ def base(pool: Pool) -> Ask:
     return Ask("base", 0, {"pool": pool.key})
 
 
-def sft(pool: Pool, before: Checkpoint) -> Ask:
-    """The base model after supervised fine-tuning."""
-    return Ask("sft", 0, {"pool": pool.key, "checkpoint": before.key})
+def rejection(pool: Pool, before: Checkpoint) -> Ask:
+    """What SFT learns from, where that are trials that passed."""
+    return Ask("rejection", 0, {"pool": pool.key, "checkpoint": before.key})
+
+
+def sft(pool: Pool, before: Checkpoint, samples: Samples | None = None) -> Ask:
+    """The base model after supervised fine-tuning, on demonstrations where there are no samples."""
+    given = {} if samples is None else {"samples": samples.key}
+    return Ask("sft", 0, {"pool": pool.key, "checkpoint": before.key, **given})
 
 
 def warmup(config: CampaignConfig, pool: Pool, before: Checkpoint) -> Ask:

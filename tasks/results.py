@@ -46,6 +46,16 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class Samples:
+    """What SFT learns from: a corpus in the store, of some of the trials that were tried."""
+
+    key: str
+    kept: int
+    tried: int
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class WarmCritic:
     """A critic's weights in the store, for RL to begin with."""
 

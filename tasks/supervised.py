@@ -1,4 +1,4 @@
-"""Flow tasks: the base model and SFT, both by next-token loss on demonstrations."""
+"""Flow tasks: the base model and SFT, both by next-token loss: on demonstrations, or on trials that passed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from components.naming import imported_key
 from tasks import asks, tracking
 from tasks.campaign import campaign_name, check_model
 from tasks.drive import STAGE, Driven, drive
-from tasks.results import Checkpoint, Pool
+from tasks.rejection import rejection
+from tasks.results import Checkpoint, Pool, Samples
 from tasks.site import Site
 
 
@@ -24,10 +25,15 @@ def base_model(config: CampaignConfig, pool: Pool) -> Checkpoint:
     return _checkpoint(config, drive(config, asks.base(pool)), "base")
 
 
-@task(name="sft", **STAGE)
 def sft(config: CampaignConfig, pool: Pool, base: Checkpoint) -> Checkpoint:
-    """The base model after supervised fine-tuning."""
-    return _checkpoint(config, drive(config, asks.sft(pool, base)), "sft")
+    """The base model after supervised fine-tuning. Called within a flow: the part of its graph that makes it."""
+    return tuned(config, pool, base, None if config.sft.rejection is None else rejection(config, pool, base))
+
+
+@task(name="sft", **STAGE)
+def tuned(config: CampaignConfig, pool: Pool, base: Checkpoint, samples: Samples | None) -> Checkpoint:
+    """The base model, tuned on samples, or on demonstrations where there are none."""
+    return _checkpoint(config, drive(config, asks.sft(pool, base, samples)), "sft")
 
 
 def _checkpoint(config: CampaignConfig, driven: Driven, label: str) -> Checkpoint:

@@ -18,13 +18,23 @@ from components.config.ppo import (
 from components.config.rollout import CompactionConfig, HarnessConfig, RewardConfig, RolloutConfig, SandboxConfig
 from components.config.sampler import HealthConfig, PublishConfig, SamplerConfig, SGLangConfig
 from components.config.synthesis import SynthesisConfig
-from components.config.training import CheckpointsConfig, OptimizerConfig, SupervisedConfig, TrainerConfig
+from components.config.training import (
+    BaseConfig,
+    CheckpointsConfig,
+    OptimizerConfig,
+    RejectionConfig,
+    SftConfig,
+    SupervisedConfig,
+    TeacherConfig,
+    TrainerConfig,
+)
 from components.config.world import DemonstrationConfig, HabitConfig, ImportConfig, PoolConfig, ProbeConfig
 
 __all__ = [
     "BENCHMARKS",
     "HELDOUT",
     "AuditConfig",
+    "BaseConfig",
     "CampaignConfig",
     "CheckpointsConfig",
     "ClippedValueConfig",
@@ -52,6 +62,7 @@ __all__ = [
     "ProbeConfig",
     "PublishConfig",
     "Readable",
+    "RejectionConfig",
     "RepairConfig",
     "RewardConfig",
     "RlConfig",
@@ -60,9 +71,11 @@ __all__ = [
     "SamplerConfig",
     "SandboxConfig",
     "SelectionConfig",
+    "SftConfig",
     "SuiteConfig",
     "SupervisedConfig",
     "SynthesisConfig",
+    "TeacherConfig",
     "TrainerConfig",
     "digest",
     "layout_problems",

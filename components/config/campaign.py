@@ -12,7 +12,7 @@ from components.config.rollout import HarnessConfig, RewardConfig, RolloutConfig
 from components.config.sampler import PublishConfig, SamplerConfig
 from components.config.section import Problems, Section
 from components.config.synthesis import SynthesisConfig
-from components.config.training import CheckpointsConfig, SupervisedConfig, TrainerConfig
+from components.config.training import BaseConfig, CheckpointsConfig, SftConfig, TrainerConfig
 from components.config.world import PoolConfig
 
 
@@ -42,9 +42,9 @@ class CampaignConfig(Section):
     pool: PoolConfig = PoolConfig()
     synthesis: SynthesisConfig = SynthesisConfig()
     """How the flow `synthesize` grows the training tasks. A campaign that trains on them imports them."""
-    base: SupervisedConfig | None = None
+    base: BaseConfig | None = None
     """How the base model is trained when `model.path` is absent."""
-    sft: SupervisedConfig
+    sft: SftConfig
     rl: RlConfig = RlConfig()
     ppo: PpoConfig
     reward: RewardConfig = RewardConfig()
@@ -60,7 +60,7 @@ class CampaignConfig(Section):
 
     def sampler_seed(self, stage: str, index: int) -> int:
         """Of the first start of a job's first sampler. No two jobs of a campaign draw alike."""
-        return self.seed * 1_000 + (500 if stage == "evaluate" else 0) + index
+        return self.seed * 1_000 + {"evaluate": 500, "rejection": 900}.get(stage, 0) + index
 
     @model_validator(mode="after")
     def _consistent(self) -> CampaignConfig:

@@ -148,6 +148,15 @@ def _profile_limits(config: CampaignConfig) -> Iterator[str]:
         yield f"{name}, with its own limits in force: {finding}"
 
 
+def _samples(config: CampaignConfig) -> Iterator[str]:
+    """Whether what SFT is to learn from can come about."""
+    wanted, tasks, wall = config.sft.rejection, config.pool.train_tasks, config.harness.max_context_tokens
+    if wanted is not None and wanted.tasks is not None and wanted.tasks > tasks:
+        yield f"sft.rejection.tasks {wanted.tasks} exceeds pool.train_tasks {tasks}: lower it, or raise that"
+    if wanted is not None and wanted.max_tokens is not None and wanted.max_tokens > wall:
+        yield f"sft.rejection.max_tokens {wanted.max_tokens} exceeds harness.max_context_tokens {wall}: lower it"
+
+
 def _findings(harness: dict[str, object]) -> list[str]:
     try:
         HarnessConfig.model_validate(harness)
@@ -174,6 +183,7 @@ CHECKS = (
     _check(_reachable, "sampler", "publish"),
     _check(_layout, "trainer", "model"),
     _check(_streams, "ppo", "trainer"),
+    _check(_samples, "sft", "pool", "harness"),
     _check(_muon, "base", "sft", "ppo", "trainer"),
     _check(_profile_context, "evaluation", "sampler", "model"),
     _check(_profile_limits, "evaluation", "harness"),

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from components.config.audit import EndpointConfig
 from components.config.layout import KernelsConfig, LayoutConfig
 from components.config.section import Section
 from components.config.world import DemonstrationConfig
@@ -33,10 +34,10 @@ class OptimizerConfig(Section):
 
 
 class SupervisedConfig(Section):
-    """A supervised stage: next-token loss on the assistant tokens of demonstrations."""
+    """A supervised stage: next-token loss on the assistant tokens of trajectories."""
 
     tokens: int = Field(ge=1)
-    """Tokens seen, demonstrations repeated as needed."""
+    """Tokens seen, trajectories repeated as needed."""
     batch_tokens: int = Field(1_024, ge=64)
     optimizer: OptimizerConfig
     constant_share: float = Field(0.5, ge=0, le=1)
@@ -44,7 +45,52 @@ class SupervisedConfig(Section):
     final_lr_share: float = Field(0.03, ge=0, le=1)
     aux_loss_coef: float = Field(0.005, ge=0)
     """Load-balancing coefficient a layer. Always 0 in RL: it would fight replayed routing."""
+
+
+class BaseConfig(SupervisedConfig):
+    """How a base model is made, where none is given."""
+
     demonstrations: DemonstrationConfig
+
+
+class TeacherConfig(EndpointConfig):
+    """A model that plays the trials in place of the checkpoint."""
+
+    api_key_env: str | None = Field("TEACHER_API_KEY", pattern=r"^[A-Z_][A-Z0-9_]*$")
+    """The environment variable that holds the key, where jobs run. None: the endpoint asks for none."""
+    structured: Literal["none"] = "none"
+    """Its answers are the harness's, which says their form itself."""
+
+
+class RejectionConfig(Section):
+    """Trials on the pool's training tasks, of which SFT learns from those that pass (rejection sampling)."""
+
+    teacher: TeacherConfig | None = None
+    """None: the checkpoint that SFT begins with plays them, at `rollout.temperature`."""
+    attempts: int = Field(4, ge=1)
+    """Trials of each task."""
+    tasks: int | None = Field(None, ge=1)
+    """Of the training tasks, at most as many, by a seeded choice. None: all."""
+    bar: float = Field(1.0, gt=0, le=1)
+    """Share of a task's credited assertions that a trial must have passed. 1: it must have solved the task."""
+    per_task: int | None = Field(10, ge=1)
+    """Trials of one task that are learned from, by a seeded choice. None: any number."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Longest stream that is learned from. None: whatever the harness's wall allows."""
+
+
+class SftConfig(SupervisedConfig):
+    """SFT learns from scripted demonstrations, or from trials that passed."""
+
+    demonstrations: DemonstrationConfig | None = None
+    """Of the miniature's own tasks, which alone have any."""
+    rejection: RejectionConfig | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> SftConfig:
+        if (self.demonstrations is None) == (self.rejection is None):
+            raise ValueError("exactly one of demonstrations and rejection says what is learned from")
+        return self
 
 
 class CheckpointsConfig(Section):

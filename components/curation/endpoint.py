@@ -1,8 +1,9 @@
 """A model behind an endpoint that speaks OpenAI's chat completions: one question, one answer, with its cost.
 
 Invariants: the key comes from the environment, stands in no configuration, and in no message or log, also when the
-endpoint repeats it; every wait is bounded; only a completion is an answer, whatever the status says; an endpoint that
-answers nothing at all stops whoever asks it, instead of being asked about every task of a pool.
+endpoint repeats it; every wait, and what is read of an answer, is bounded; only a completion is an answer, whatever the
+status says; an endpoint that answers nothing at all stops whoever asks it, instead of being asked about every task of a
+pool.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
@@ -117,8 +118,24 @@ class Endpoint:
             ServiceError: the endpoint has answered nothing for as many requests.
             ConfigError: the endpoint refuses every request: key, model or path are wrong.
         """
+        return await self._answered(
+            self._form(schema, name) | self._body([_said("system", system), _said("user", user)])
+        )
+
+    async def converse(self, messages: Sequence[tuple[str, str]]) -> Answer:
+        """Asks for the next message of a conversation, in whatever form it comes.
+
+        Args:
+            messages: (role, content) of each.
+
+        Raises:
+            Unanswered, ServiceError, ConfigError: as `ask`.
+        """
+        return await self._answered(self._body([_said(role, content) for role, content in messages]))
+
+    async def _answered(self, body: Mapping[str, Any]) -> Answer:
         try:
-            answer = await self._persist(self._body(system, user, schema, name))
+            answer = await self._persist(body)
         except Unanswered as error:
             self._failures += 1
             if self._failures >= OUTAGE:
@@ -127,20 +144,25 @@ class Endpoint:
         self._failures = 0
         return answer
 
-    def _body(self, system: str, user: str, schema: Mapping[str, Any], name: str) -> dict[str, Any]:
+    def _body(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.config.model,
-            "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
+            "messages": messages,
             self.config.limit: self.config.max_tokens,
         }
         if self.config.temperature is not None:
             body["temperature"] = self.config.temperature
-        if self.config.structured == "object":
-            body["response_format"] = {"type": "json_object"}
-        elif self.config.structured == "schema":
-            form = {"name": name, "strict": True, "schema": schema}
-            body["response_format"] = {"type": "json_schema", "json_schema": form}
         return body
+
+    def _form(self, schema: Mapping[str, Any], name: str) -> dict[str, Any]:
+        match self.config.structured:
+            case "none":
+                return {}
+            case "object":
+                return {"response_format": {"type": "json_object"}}
+            case "schema":
+                form = {"name": name, "strict": True, "schema": schema}
+                return {"response_format": {"type": "json_schema", "json_schema": form}}
 
     async def _persist(self, body: Mapping[str, Any]) -> Answer:
         wait_s = self._retry_s
@@ -195,6 +217,10 @@ def _key(config: EndpointConfig, environment: Mapping[str, str]) -> str | None:
         return key
     advice = "set it where Ray's head is started (`make ui`, `make campaign`), or set api_key_env to null"
     raise ConfigError([f"the environment variable {config.api_key_env} is not set: {advice}"], "endpoint")
+
+
+def _said(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
 
 
 def _seconds(headers: Mapping[str, str]) -> float:

@@ -104,6 +104,11 @@ class Trajectory:
         self._stitched: list[Answer] = []
 
     @property
+    def answers(self) -> tuple[Answer, ...]:
+        """Every recorded answer, in the order of `turns`."""
+        return tuple(self._listed())
+
+    @property
     def turns(self) -> tuple[Turn, ...]:
         """Every recorded turn, branch by branch; the first of a branch says that it `opens` one."""
         return self._turns(self._listed())

@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import time
+import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -73,6 +74,17 @@ class Job:
         """The committed records of `stage`, ascending."""
         for step in self.committed(stage):
             yield self.record(stage, step)
+
+    def lineage(self, stage: str) -> str:
+        """Names what `stage` has done since it began in this store.
+
+        Trials are known by campaign, step and task. What is left on this machine of a campaign of the same name, whose
+        store is gone, was drawn by other weights.
+        """
+        key = self.key(stage, "lineage.json")
+        if not self.store.exists(key):
+            self.store.put_json(key, {"id": uuid.uuid4().hex})
+        return str(self.store.get_json(key)["id"])
 
     def _record_key(self, stage: str, step: int) -> str:
         return step_key(self.campaign, stage, step, "record.json")

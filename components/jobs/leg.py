@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -283,7 +282,7 @@ def _rollouts(job: Job, course: Course, checkpoint: Path, *, leaves: bool) -> It
         job.config.sampler_seed(job.stage, job.index),
         str(job.folder),
         str(_shared(job, course)),
-        str(_shared(job, course) / "finished" / _lineage(job, course)),
+        str(_shared(job, course) / "finished" / job.lineage(course.stage)),
     )
     end = rollouts.close
     try:
@@ -299,18 +298,6 @@ def _shared(job: Job, course: Course) -> Path:
     """Scratch of the stage: what its legs hand to each other, and a killed one to its next attempt. Removed with the
     last."""
     return job.folder.with_name(course.stage)
-
-
-def _lineage(job: Job, course: Course) -> str:
-    """Names the weights that a stage's steps have had since it began in this store.
-
-    Trials are known by campaign, step and task. What is left on this machine of a campaign of the same name, whose
-    store is gone, was drawn by other weights.
-    """
-    key = job.key(course.stage, "lineage.json")
-    if not job.store.exists(key):
-        job.store.put_json(key, {"id": uuid.uuid4().hex})
-    return str(job.store.get_json(key)["id"])
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning of a checkpoint on better demonstrations."""
+"""Supervised fine-tuning of a checkpoint on better demonstrations, or on trials that passed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The supervised stages: demonstrations in real boxes, then next-token training on them.
+"""The supervised stages: demonstrations in real boxes, or trials that passed, then next-token training on them.
 
-Invariant: demonstrations are in the store before the first step; every record comes with the trainer's state, so that
-a killed stage continues at its last whole state and ends in the weights it would have had.
+Invariant: what is learned from is in the store before the first step; every record comes with the trainer's state, so
+that a killed stage continues at its last whole state and ends in the weights it would have had.
 """
 
 from __future__ import annotations
@@ -16,13 +16,20 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from components.config import CampaignConfig, HabitConfig, SupervisedConfig, validate
+from components.config import (
+    BaseConfig,
+    CampaignConfig,
+    DemonstrationConfig,
+    HabitConfig,
+    SftConfig,
+    validate,
+)
 from components.demonstrations import Demonstration, collect, repeats
 from components.jobs.checkpoints import publish_checkpoint
 from components.jobs.commits import Commits, refused_states, resume
 from components.jobs.job import Job, log
 from components.learning import Supervised
-from components.learning.corpus import load_corpus, save_corpus
+from components.learning.corpus import CORPUS, load_corpus, save_corpus
 from components.naming import checkpoint_key
 from components.planner import require
 from components.pool import Split, generate
@@ -40,15 +47,15 @@ RECORD_EVERY = 100
 """Steps between two records; the last step has one too."""
 
 
-def train(job: Job, config: SupervisedConfig, *, start: Path | None, tokenizer_from: Path) -> dict[str, Any]:
-    """Trains on demonstrations from the weights in `start`, or from fresh ones.
+def train(job: Job, config: BaseConfig | SftConfig, *, start: Path | None, tokenizer_from: Path) -> dict[str, Any]:
+    """Trains on demonstrations, or on the samples that the inputs name, from the weights in `start`, or fresh ones.
 
-    Result: {"checkpoint", "step", "metrics", "demonstrations": {"n", "pass_rate"}, "refused_states"}.
+    Result: {"checkpoint", "step", "metrics", "demonstrations": {"n", "pass_rate"} or "samples": {"n"},
+    "refused_states"}.
     """
     require(job.config)
-    corpus, summary = _demonstrations(job, config, tokenizer_from)
-    extra = repeats(config.demonstrations.repeats, vocab_size=job.config.model.vocab_size, seed=job.config.seed)
-    run = Supervised([*corpus, *extra], config, job.config.seed)
+    corpus, summary = _corpus(job, config.demonstrations, tokenizer_from)
+    run = Supervised(corpus, config, job.config.seed)
     total = run.steps()
     position = resume(job, job.stage, total, begins=True)
     key = checkpoint_key(job.campaign, job.stage)
@@ -70,7 +77,7 @@ def train(job: Job, config: SupervisedConfig, *, start: Path | None, tokenizer_f
         "checkpoint": key,
         "step": total,
         "metrics": job.record(job.stage, total - 1)["metrics"],
-        "demonstrations": summary,
+        **summary,
         "refused_states": refused_states(job, job.stage),
     }
 
@@ -92,23 +99,33 @@ def _steps(job: Job, run: Supervised, trainer: Trainer, commits: Commits, first:
             losses, norms, tokens = [], [], 0.0
 
 
-def _demonstrations(job: Job, config: SupervisedConfig, tokenizer_from: Path) -> tuple[list[Sample], dict[str, Any]]:
+def _corpus(job: Job, wanted: DemonstrationConfig | None, tokenizer_from: Path) -> tuple[list[Sample], dict[str, Any]]:
+    """What is learned from, and what the result says of it."""
+    if wanted is None:
+        samples = load_corpus(job.store.tree(job.inputs["samples"]) / CORPUS)
+        log.info("%d samples of trials that passed", len(samples))
+        return samples, {"samples": {"n": len(samples)}}
+    demonstrations, summary = _demonstrations(job, wanted, tokenizer_from)
+    extra = repeats(wanted.repeats, vocab_size=job.config.model.vocab_size, seed=job.config.seed)
+    return [*demonstrations, *extra], {"demonstrations": summary}
+
+
+def _demonstrations(job: Job, wanted: DemonstrationConfig, tokenizer_from: Path) -> tuple[list[Sample], dict[str, Any]]:
     """The stage's demonstrations: from the store, or collected now and put there."""
     key, summary_key = job.key(job.stage, "demonstrations"), job.key(job.stage, "demonstrations.json")
     if not job.store.exists(summary_key):
-        habits, count = config.demonstrations.habits, config.demonstrations.trajectories
-        log.info("collecting %d demonstrations", count)
-        found = _collect(job, habits, count, tokenizer_from)
+        log.info("collecting %d demonstrations", wanted.trajectories)
+        found = _collect(job, wanted.habits, wanted.trajectories, tokenizer_from)
         folder = job.folder / "demonstrations"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        save_corpus(folder / "corpus.safetensors", [sample for samples, _ in found for sample in samples])
+        save_corpus(folder / CORPUS, [sample for samples, _ in found for sample in samples])
         job.store.put_tree(key, folder)
         passed = sum(passed for _, passed in found)
         job.store.put_json(summary_key, {"n": len(found), "pass_rate": passed / len(found)})
     summary = job.store.get_json(summary_key)
     log.info("%d demonstrations, %.1f%% of them pass", summary["n"], 100 * summary["pass_rate"])
-    return load_corpus(job.store.tree(key) / "corpus.safetensors"), summary
+    return load_corpus(job.store.tree(key) / CORPUS), summary
 
 
 Found = tuple[Sequence[Sample], bool]

@@ -16,6 +16,9 @@ from safetensors.numpy import load_file, save
 from components.errors import StoreError
 from components.records import Sample
 
+CORPUS = "corpus.safetensors"
+"""Its name in a folder of the store."""
+
 
 def save_corpus(path: Path, samples: Sequence[Sample]) -> None:
     """Writes tokens int32[sum N], loss_mask bool[sum N] and lengths int64[samples].
@@ -53,6 +56,6 @@ def load_corpus(path: Path) -> list[Sample]:
     except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise StoreError(f"corpus {path} cannot be read: {error}") from error
     return [
-        Sample(ids, mask, np.zeros(len(ids), dtype=np.float32), None, f"demonstration-{index}")
+        Sample(ids, mask, np.zeros(len(ids), dtype=np.float32), None, f"sample-{index}")
         for index, (ids, mask) in enumerate(zip(tokens, masks, strict=True))
     ]

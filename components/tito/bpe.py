@@ -35,6 +35,11 @@ class BpeTokenizer:
     def vocab_size(self) -> int:
         return self._model.get_vocab_size()
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the special tokens: what only a template may write."""
+        return frozenset(number for number, token in self._model.get_added_tokens_decoder().items() if token.special)
+
     def encode(self, text: str) -> list[int]:
         return self._model.encode(text, add_special_tokens=False).ids
 

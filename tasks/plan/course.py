@@ -14,7 +14,7 @@ from components.config import CampaignConfig
 from tasks import asks
 from tasks.asks import Ask
 from tasks.campaign import campaign_name
-from tasks.results import Checkpoint, Pool, WarmCritic
+from tasks.results import Checkpoint, Pool, Samples, WarmCritic
 
 AUDITED = ("aggregate", "gates", "audit", "repair", "reaudit", "select")
 
@@ -31,6 +31,7 @@ class Foreseen:
         serves: key of the model that its samplers serve; None without samplers.
         trains: whether it has a trainer.
         beside: it runs beside what follows.
+        captures: whether its samplers capture routing.
     """
 
     task: str
@@ -40,6 +41,7 @@ class Foreseen:
     serves: str | None = None
     trains: bool = False
     beside: bool = False
+    captures: bool = True
 
     def spec(self, config: CampaignConfig) -> JobSpec:
         """Its identity."""
@@ -77,7 +79,12 @@ def _models(config: CampaignConfig, name: str, pool: Pool) -> Iterator[Foreseen]
         base = Checkpoint("base", naming.imported_key(name), 0)
     yield _evaluation(config, pool, base, trials, 0)
     before = Checkpoint("sft", naming.checkpoint_key(name, "sft"), 0)
-    yield Foreseen("sft", asks.sft(pool, base), (before.key,), trains=True)
+    samples = None
+    if config.sft.rejection is not None:
+        samples = Samples(naming.samples_key(name), 0, 0)
+        drawn = base.key if config.sft.rejection.teacher is None else None
+        yield Foreseen("rejection", asks.rejection(pool, base), (samples.key,), serves=drawn, captures=False)
+    yield Foreseen("sft", asks.sft(pool, base, samples), (before.key,), trains=True)
     yield _evaluation(config, pool, before, trials, 1)
     critic = None
     if config.ppo.warmup is not None:
@@ -103,7 +110,7 @@ def _after(config: CampaignConfig, name: str, leg: int) -> Checkpoint:
 def _evaluation(config: CampaignConfig, pool: Pool, made: Checkpoint, trials: int, index: int) -> Foreseen:
     kept = naming.evaluation_key(campaign_name(config), made.label, "trials")
     ask = asks.evaluation(pool, made, trials, index)
-    return Foreseen(f"evaluate-{made.label}", ask, (kept,), serves=made.key, beside=True)
+    return Foreseen(f"evaluate-{made.label}", ask, (kept,), serves=made.key, beside=True, captures=False)
 
 
 def _diagnosis(config: CampaignConfig, name: str, leg: int | None) -> Foreseen:

@@ -112,13 +112,13 @@ def _samplers(config: CampaignConfig, site: Site, jobs: Sequence[Foreseen]) -> I
         yield "evaluations: behind the gateway, for a real Harbor"
     told: set[bool] = set()
     for job in jobs:
-        if job.serves is None or (captures := not job.beside) in told:
+        if job.serves is None or job.captures in told:
             continue
-        told.add(captures)
+        told.add(job.captures)
         seed = config.sampler_seed(job.ask.stage, job.ask.index)
-        serving = Serving(sampler, Path(f"<{job.serves}>"), seed, captures, Path())
+        serving = Serving(sampler, Path(f"<{job.serves}>"), seed, job.captures, Path())
         place = Place("<node>" if sampler.placement == "ray" else LOCAL, ANY_PORT, ANY_PORT, serving.seed_of(0, 1))
-        command = server_command(sampler, serving.checkpoint, weight_version=0, place=place, routing=captures)
+        command = server_command(sampler, serving.checkpoint, weight_version=0, place=place, routing=job.captures)
         seeds = ", ".join(str(serving.seed_of(replica, 1)) for replica in range(sampler.replicas))
         yield f"{job.task}: {shlex.join(command)}"
         yield f"  seeds of its replicas: {seeds}"

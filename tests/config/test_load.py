@@ -83,11 +83,30 @@ def test_a_file_that_is_not_a_mapping_is_refused(tmp_path: Path, text: str) -> N
         ("sampler.context_tokens=256", "exceeds sampler.context_tokens"),
         ("model.num_experts_per_tok=9", "exceeds num_experts"),
         ("ppo.actor.kind=muon", "matrix_lr"),
+        ("sft.rejection={}", "exactly one of demonstrations and rejection"),
+        ("sft.demonstrations=null", "exactly one of demonstrations and rejection"),
     ],
 )
 def test_impossible_combinations_are_refused(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(MINIATURE, [override])
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("{tasks: 641}", "sft.rejection.tasks 641 exceeds pool.train_tasks 640"),
+        ("{max_tokens: 513}", "sft.rejection.max_tokens 513 exceeds harness.max_context_tokens 512"),
+        ("{teacher: {base_url: 'http://u:w@h/v1', model: m}}", "no credentials"),
+        ("{teacher: {base_url: 'http://h/v1', model: m, key: k}}", "sft.rejection.teacher.key: unknown key"),
+        ("{bar: 0}", "greater than 0"),
+        ("{source: teacher}", "sft.rejection.source: unknown key"),
+    ],
+)
+def test_samples_that_cannot_come_about_are_refused(section: str, message: str) -> None:
+    load(MINIATURE, ["sft.demonstrations=null", "sft.rejection={tasks: 640, max_tokens: 512}"])
+    with pytest.raises(ConfigError, match=message):
+        load(MINIATURE, ["sft.demonstrations=null", f"sft.rejection={section}"])
 
 
 def test_prefects_form_can_show_every_choice() -> None:

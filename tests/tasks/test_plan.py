@@ -50,7 +50,7 @@ def test_the_papers_plan_tells_every_leg_job_flag_and_byte(home: Path, capsys: p
             spec = f"{home}/store/{job.spec(config).key('spec.json')}"
             assert f"-m components.jobs.{job.ask.stage} {spec}" in text
     for part in (
-        "JOBS: 38",
+        "JOBS: 39",
         "steps  100 to 109",
         f"leaves {home}/store/campaigns/t1-122b-s1/rl/legs/11/checkpoint",
         "each of 8 samplers: num_cpus=0, num_gpus=8",
