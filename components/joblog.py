@@ -1,4 +1,4 @@
-"""A job's log as lines with levels.
+"""A job's log as lines with levels, which end with the ids of what they are about: `INFO … [step=3 trial=…]`.
 
 Jobs print; what arrives are chunks of text that end anywhere. `LineReader` cuts them into lines and gives each its
 level: the first level word near its start, otherwise the level of the line before (a traceback belongs to its error).
@@ -8,11 +8,40 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TextIO
 
 _LEVEL_WORD = re.compile(r"^.{0,60}?\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
 _LEVELS = logging.getLevelNamesMapping()
+_FORMAT = "%(levelname)s %(message)s%(ids)s"
+_ids: ContextVar[Mapping[str, str]] = ContextVar("ids")
+
+
+@contextmanager
+def about(**ids: object) -> Iterator[None]:
+    """What is logged within, in this thread or asyncio task, is about these: `about(step=3)`, `about(trial=…)`."""
+    token = _ids.set({**_ids.get({}), **{name: str(value) for name, value in ids.items()}})
+    try:
+        yield
+    finally:
+        _ids.reset(token)
+
+
+def begin(stream: TextIO) -> None:
+    """From now on everything that this process logs goes to `stream`, as lines for `LineReader`."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    handler.addFilter(_tell_ids)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+def _tell_ids(record: logging.LogRecord) -> bool:
+    ids = _ids.get({})
+    record.ids = f" [{' '.join(f'{name}={value}' for name, value in ids.items())}]" if ids else ""
+    return True
 
 
 @dataclass(frozen=True, slots=True)

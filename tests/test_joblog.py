@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import itertools
 import logging
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.joblog import LineReader
+from components.joblog import LineReader, about, begin
 
 LOG = "INFO a\nplain\n2026-01-01 WARNING b\n  more of b\nTraceback (most recent call last):\n  File\nINFO ende"
 
@@ -36,3 +40,37 @@ def test_however_the_log_is_cut_and_replayed_every_line_comes_once(cuts: list[in
     for end in replays:  # The stream drops and starts again from the beginning of the log.
         pieces.insert(min(end, len(pieces)), (LOG[: pieces[min(end, len(pieces) - 1)][1]], 0))
     assert read(pieces) == read([(LOG, 0)])
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    """Where this process's log goes meanwhile."""
+    root, made = logging.getLogger(), io.StringIO()
+    before, level = list(root.handlers), root.level
+    root.handlers.clear()  # Not closed: they are pytest's.
+    begin(made)
+    yield made
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+def test_lines_end_with_the_step_and_the_trial_that_they_are_about(stream: io.StringIO) -> None:
+    log = logging.getLogger("longshell")
+
+    async def trial(name: str) -> None:
+        with about(trial=name):
+            await asyncio.sleep(0)  # The other one runs meanwhile.
+            log.warning("late")
+
+    async def both() -> None:
+        await asyncio.gather(trial("a"), trial("b"))
+
+    with about(step=3):
+        log.info("begins")
+        asyncio.run(both())
+    log.error("ends")
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "INFO begins [step=3]"
+    assert sorted(lines[1:3]) == ["WARNING late [step=3 trial=a]", "WARNING late [step=3 trial=b]"]
+    assert lines[3] == "ERROR ends"
+    assert [level for level, _ in read([(stream.getvalue(), 0)])] == [20, 30, 30, 40]

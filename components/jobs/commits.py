@@ -25,6 +25,7 @@ import numpy as np
 
 from components.config.decisive import decisive, decisive_digest, differences
 from components.errors import CheckpointError, DamagedError, StoreError
+from components.joblog import about
 from components.jobs.job import Job, log
 from components.naming import step_key
 from components.trainer import State, Trainer
@@ -142,7 +143,7 @@ class Commits:
         self.wait()
         state = _stamped(trainer.state(), decisive(self._job.config, self._stage))
         told = {**metrics, "time/save": time.monotonic() - started}
-        self._pending = self._writer.submit(self._write, step, state, told)
+        self._pending = self._writer.submit(self._about, step, state, told)
 
     def wait(self) -> None:
         """Returns when every step is committed.
@@ -166,6 +167,10 @@ class Commits:
             self.wait()
         elif self._pending is not None and (failure := self._pending.exception()) not in (None, error):
             log.error("the last commit was lost: %s", failure)
+
+    def _about(self, step: int, state: State, metrics: dict[str, float]) -> None:
+        with about(step=step):
+            self._write(step, state, metrics)
 
     def _write(self, step: int, state: State, metrics: dict[str, float]) -> None:
         job, stage = self._job, self._stage

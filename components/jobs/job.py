@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from components import joblog
 from components.artifacts import ArtifactStore, open_store, read_at
 from components.config import CampaignConfig, validate
 from components.errors import Exit, Failure, LongshellError, failure_of, no_space
@@ -96,7 +97,7 @@ def main(stage: Callable[[Job], Mapping[str, Any]]) -> None:
     This is the boundary of a job: whatever went wrong leaves as one kind of `Failure` and, as the log's last words, one
     message. A traceback precedes it when the message was not written for people.
     """
-    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(levelname)s %(message)s", force=True)
+    joblog.begin(sys.stdout)
     logging.raiseExceptions = False  # A log on a full disk loses lines; it must not take the job with it.
     for library in NOISY:
         logging.getLogger(library).setLevel(logging.WARNING)

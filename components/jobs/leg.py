@@ -23,6 +23,7 @@ from typing import Any
 import ray
 
 from components.errors import DriftError, InfraFault
+from components.joblog import about
 from components.jobs.checkpoints import keep_tokenizer
 from components.jobs.commits import Commits, refused_states, resume
 from components.jobs.job import Job, log
@@ -81,7 +82,8 @@ class Leg:
         if not self._rollout(first):
             self._finish(first, self._begin(first, version=max(first - 1, 0)))
         for step in range(first, last):
-            self._step(step)
+            with about(step=step):
+                self._step(step)
 
     def _step(self, step: int) -> None:
         started = time.monotonic()

@@ -17,6 +17,7 @@ from components.config import CampaignConfig
 from components.errors import CheckpointError
 from components.gateway import ChatTemplate, Policy, SamplerPolicy, Trajectory
 from components.harness import run_trial, template_for
+from components.joblog import about
 from components.jobs.hosts import open_hosts
 from components.jobs.job import log
 from components.jobs.replicas import RayLauncher
@@ -70,7 +71,7 @@ class World:
         if past is not None:
             assert self.hosts is not None, "a trial goes on in a box that outlived its process"
             policy, backend = past.answering(policy), LoggedBackend(self.hosts, past)
-        with self.fleet.trajectory(attempt.trial_id, attempt.time):
+        with about(trial=attempt.trial_id), self.fleet.trajectory(attempt.trial_id, attempt.time):
             return await run_trial(
                 attempt.task,
                 trial_id=attempt.trial_id,
