@@ -14,7 +14,7 @@ IMAGES ?= $(CURDIR)/var/images
 IMAGE_NAMES ?= debian:trixie-slim python:3.13-slim-bookworm ubuntu:24.04
 # What stands for these is one Debian 13, which has Python 3.13; sandbox.images names the folder.
 
-.PHONY: install campaign ui down test nightly layouts sglang image coverage lint bench
+.PHONY: install campaign ui down test nightly layouts sglang image coverage lint audit bench
 
 install:
 	@./bootstrap.sh
@@ -49,6 +49,9 @@ coverage: install  ## the tests again, and how much of components/ they reach, i
 
 lint: install
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports
+
+audit: install  ## licences and pins of what is installed; not: vulnerabilities
+	@$(PY) -m tests.audit
 
 bench: install
 	@$(PY) -m benchmarks

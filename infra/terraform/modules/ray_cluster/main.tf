@@ -96,6 +96,7 @@ resource "aws_network_interface" "head" {
 }
 
 resource "aws_route53_record" "head" {
+  #checkov:skip=CKV2_AWS_23:it names the head's network interface, which the scanner does not know
   zone_id = var.zone.id
   name    = local.head_host
   type    = "A"

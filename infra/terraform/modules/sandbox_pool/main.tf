@@ -144,6 +144,7 @@ resource "aws_network_interface" "this" {
 }
 
 resource "aws_route53_record" "this" {
+  #checkov:skip=CKV2_AWS_23:it names a host's network interface, which the scanner does not know
   for_each = local.hosts
 
   zone_id = var.zone.id

@@ -63,6 +63,13 @@ resource "aws_kms_alias" "this" {
 }
 
 resource "aws_s3_bucket" "this" {
+  #checkov:skip=CKV_AWS_18:it has: the scanner does not follow for_each through a local (tests/storage.tftest.hcl holds it)
+  #checkov:skip=CKV_AWS_21:it has: the scanner does not follow for_each through a local (tests/storage.tftest.hcl holds it)
+  #checkov:skip=CKV_AWS_145:it has: the scanner does not follow for_each through a local (tests/storage.tftest.hcl holds it)
+  #checkov:skip=CKV2_AWS_6:it has: the scanner does not follow for_each through a local (tests/storage.tftest.hcl holds it)
+  #checkov:skip=CKV2_AWS_61:it has: the scanner does not follow for_each through a local (tests/storage.tftest.hcl holds it)
+  #checkov:skip=CKV_AWS_144:a second region is each environment's decision (docs/operations.md, disaster recovery)
+  #checkov:skip=CKV2_AWS_62:nothing acts on an object's arrival: jobs know what they wrote
   for_each = var.buckets
 
   bucket = "${var.name}-${each.key}-${var.account_id}"
@@ -185,6 +192,7 @@ resource "aws_s3_bucket_policy" "logs" {
 }
 
 resource "aws_s3_bucket_lifecycle_configuration" "this" {
+  #checkov:skip=CKV_AWS_300:the first rule sets it for every object (tests/storage.tftest.hcl holds it)
   for_each = var.buckets
 
   bucket     = local.bucket[each.key]
