@@ -1,6 +1,6 @@
 """`python -m tests.audit` (`make audit`): licences and pins of every package that is installed here.
 
-Each pin of constraints.txt must be what is installed, under a licence of ALLOWED or named in EXCEPTIONS with its reason;
+Each pin of constraints.txt must be what is installed, under a licence of ALLOWED or one of EXCEPTIONS with its reason;
 what is installed must be pinned; a direct dependency must be told in docs/dependencies.md. It knows nothing of
 vulnerabilities: that takes a database on the network, which `pip-audit --requirement constraints.txt` asks.
 """
