@@ -25,6 +25,7 @@ EXCEPTIONS: Mapping[str, str] = {
     "pyte": "LGPL-3.0: used unmodified, as a library",
     "huey": "MIT by its LICENSE file; its metadata does not say",
     "skops": "MIT by its LICENSE file; its metadata does not say",
+    "psycopg2-binary": "LGPL-3.0: used unmodified, as a library",
     "text-unidecode": "Artistic, or GPL: the Artistic licence is taken; Prefect's slugs need it",
 }
 UNPINNED = {"longshell", "pip", "uv", "setuptools", "wheel"}

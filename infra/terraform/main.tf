@@ -103,7 +103,7 @@ module "control_plane" {
   people_cidrs      = var.people_cidrs
   s3_prefix_list_id = module.network.s3_private_prefix_list_id
   ray               = { jobs_url = module.ray_cluster.jobs_url, token_secret_arn = module.ray_cluster.token_secret_arn }
-  store             = var.store
+  store             = coalesce(var.store, "s3://${module.storage.buckets["artifacts"].name}/store")
   buckets           = module.storage.buckets
   shared            = module.storage.shared
   kms_key_arn       = module.storage.kms_key_arn

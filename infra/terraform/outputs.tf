@@ -8,6 +8,11 @@ output "ray_jobs" {
   value       = module.ray_cluster.jobs_url
 }
 
+output "store" {
+  description = "The campaigns' store: LONGSHELL_STORE."
+  value       = module.control_plane.store
+}
+
 output "docker_hosts" {
   description = "The engines for sandbox.docker.host, one for a campaign."
   value       = module.sandbox_pool.docker_hosts

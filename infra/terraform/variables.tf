@@ -117,9 +117,9 @@ variable "buckets" {
 }
 
 variable "store" {
-  description = "The campaigns' store: a folder below /shared, or s3://bucket/prefix."
+  description = "The campaigns' store: s3://bucket/prefix, or a folder below /shared; the bucket of artifacts where it is not given."
   type        = string
-  default     = "/shared/store"
+  default     = null
 }
 
 variable "people_cidrs" {

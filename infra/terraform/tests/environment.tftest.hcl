@@ -29,6 +29,11 @@ run "the_parts_fit_together" {
   }
 
   assert {
+    condition     = output.store == "s3://unit-artifacts-111122223333/store"
+    error_message = "The store is the bucket of artifacts, unless another is named."
+  }
+
+  assert {
     condition     = toset(output.alarms) == toset(["ray-head-system", "ray-head-status", "sandbox-host-status-sandbox-0", "sandbox-disk", "sandbox-egress-sandbox-0", "database-storage", "database-cpu", "prefect-down", "mlflow-down", "worker-down", "budget"])
     error_message = "Every part has its alarm."
   }

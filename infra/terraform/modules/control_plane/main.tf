@@ -13,7 +13,7 @@ locals {
   }
   secret = { for name, made in aws_secretsmanager_secret.this : name => made.arn }
 
-  quiet = { PREFECT_SERVER_ANALYTICS_ENABLED = "false", DO_NOT_TRACK = "1", MLFLOW_DISABLE_TELEMETRY = "true" }
+  common = { AWS_DEFAULT_REGION = var.region, PREFECT_SERVER_ANALYTICS_ENABLED = "false", DO_NOT_TRACK = "1", MLFLOW_DISABLE_TELEMETRY = "true" }
 
   services = {
     prefect = {
@@ -22,7 +22,7 @@ locals {
       port        = local.ports.prefect
       command     = ["prefect", "server", "start", "--host", "0.0.0.0", "--port", tostring(local.ports.prefect)]
       health      = "http://127.0.0.1:${local.ports.prefect}/api/health"
-      environment = merge(local.quiet, { PREFECT_HOME = local.home })
+      environment = merge(local.common, { PREFECT_HOME = local.home })
       secrets = {
         PREFECT_SERVER_DATABASE_CONNECTION_URL = local.secret["prefect-database"]
         PREFECT_SERVER_API_AUTH_STRING         = local.secret["prefect-login"]
@@ -38,7 +38,7 @@ locals {
         "--allowed-hosts", "${local.hosts.mlflow}:${local.ports.mlflow},127.0.0.1:${local.ports.mlflow}",
       ]
       health      = "http://127.0.0.1:${local.ports.mlflow}/health"
-      environment = merge(local.quiet, { MLFLOW_SERVER_ENABLE_JOB_EXECUTION = "false" })
+      environment = merge(local.common, { MLFLOW_SERVER_ENABLE_JOB_EXECUTION = "false" })
       secrets     = { MLFLOW_BACKEND_STORE_URI = local.secret["mlflow-database"] }
     }
     worker = {
@@ -47,7 +47,7 @@ locals {
       port    = null
       command = ["python", "-m", "tasks.stack", "worker"]
       health  = null
-      environment = merge(local.quiet, {
+      environment = merge(local.common, {
         LONGSHELL_HOME      = local.home
         LONGSHELL_STORE     = var.store
         LONGSHELL_RAY_JOBS  = var.ray.jobs_url

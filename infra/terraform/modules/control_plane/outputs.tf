@@ -16,6 +16,11 @@ output "secret_arns" {
   value       = local.secret
 }
 
+output "store" {
+  description = "The campaigns' store, as the worker has it."
+  value       = var.store
+}
+
 output "cluster" {
   description = "The ECS cluster, for alarms."
   value       = aws_ecs_cluster.this.name

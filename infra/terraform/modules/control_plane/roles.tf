@@ -41,7 +41,13 @@ locals {
         Sid      = "Names"
         Effect   = "Allow"
         Action   = ["s3:GetBucketLocation", "s3:ListBucket", "s3:ListBucketMultipartUploads"]
-        Resource = [var.buckets["artifacts"].arn]
+        Resource = [var.buckets["artifacts"].arn, var.buckets["pools"].arn]
+      },
+      {
+        Sid      = "Tasks"
+        Effect   = "Allow"
+        Action   = ["s3:GetObject"]
+        Resource = ["${var.buckets["pools"].arn}/*"]
       },
       {
         Sid       = "Shared"

@@ -1,5 +1,5 @@
 # One key for everything at rest, the buckets, and a file system that trainers and samplers share (model folders,
-# `publish.folder`, and the campaigns' store while it is a folder).
+# `publish.folder`, and the campaigns' store where it is a folder).
 
 locals {
   logs_bucket = "${var.name}-access-logs-${var.account_id}"
