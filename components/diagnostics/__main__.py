@@ -12,6 +12,7 @@ from components.diagnostics.diagnosis import diagnose
 from components.diagnostics.finding import Severity
 from components.diagnostics.report import render
 from components.diagnostics.stored import read
+from components.diagnostics.trajectory import chosen, rows, section
 from components.errors import LongshellError
 
 EXIT_RED, EXIT_REFUSED = 1, 2
@@ -25,13 +26,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--running", action="store_true", help="a leg runs: a last step that is too old is a finding")
     arguments = parser.parse_args(argv)
     try:
-        records, evaluations = read(open_store(arguments.store), arguments.campaign)
+        store = open_store(arguments.store)
+        records, evaluations = read(store, arguments.campaign)
+        worth = chosen(rows(store, arguments.campaign, [int(record["step"]) for record in records]))
     except LongshellError as error:
         print(error, file=sys.stderr)
         return EXIT_REFUSED
     now_ms = int(time.time() * 1000) if arguments.running else None
     diagnosis = diagnose(records, evaluations, now_ms=now_ms)
     print(render(f"Diagnosis of {arguments.campaign}", diagnosis, records, evaluations), end="")
+    if worth:
+        print(
+            f"\n{section(worth, {})}\n`python -m components.diagnostics.trajectory {store.url} TRIAL` writes its page."
+        )
     return EXIT_RED if diagnosis.severity is Severity.RED else 0
 
 

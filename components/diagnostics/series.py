@@ -144,6 +144,11 @@ class Run:
         return sorted(found, key=lambda evaluation: evaluation.step)
 
 
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean of `values`; 0 with one value, which is then taken as exact."""
+    return math.sqrt(_variance_of_mean(values))
+
+
 def _variance_of_mean(values: Sequence[float]) -> float:
     """Squared standard error of the mean; 0 with one value, which is then taken as exact."""
     n = len(values)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from components.diagnostics import Evaluation, diagnose, figures, page, render
-from components.diagnostics.trajectory import Chosen, beside, chosen, decoder, html, page_of, section, stored, view
+from components.diagnostics.trajectory import (
+    Chosen,
+    beside,
+    chosen,
+    decoder,
+    html,
+    page_of,
+    rows,
+    section,
+    stored,
+    view,
+)
 from components.errors import LongshellError
 from components.jobs.job import Job, log, main
 from components.naming import diagnosis_key
-from components.rollout import TrialRow
 
 RL = "rl"
 
@@ -42,7 +51,7 @@ def stage(job: Job) -> dict[str, Any]:
     )
     name = job.campaign if through is None else f"{job.campaign} after step {through}"
     drawn = figures(records, evaluations)
-    read = chosen([*_rows(job, [record["step"] for record in records if record["step"] >= before])])
+    read = chosen(rows(job.store, job.campaign, [record["step"] for record in records if record["step"] >= before]))
     pages = {each.row.trial_id: _page(job, each, through) for each in read}
     text = render(f"Diagnosis of {name}", diagnosis, records, evaluations, before=earlier)
     if read:
@@ -64,13 +73,6 @@ def stage(job: Job) -> dict[str, Any]:
             {**each.to_json(), "batch": _batch(job, each.step), "page": pages[each.row.trial_id]} for each in read
         ],
     }
-
-
-def _rows(job: Job, steps: Sequence[int]) -> Iterator[tuple[int, TrialRow]]:
-    """What each trial of these steps came to; nothing of steps that were taken before such rows were kept."""
-    for step in steps:
-        if job.store.exists(key := job.key(RL, "trials", f"{step:06d}")):
-            yield from ((step, TrialRow(**row)) for row in job.store.get_json(key))
 
 
 def _page(job: Job, each: Chosen, through: int | None) -> str | None:

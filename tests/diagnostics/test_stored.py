@@ -7,6 +7,7 @@ from components.diagnostics import read
 from components.diagnostics.__main__ import EXIT_RED, EXIT_REFUSED, main
 from components.errors import ConfigError
 from tests.diagnostics.campaigns import PLANTED, records
+from tests.diagnostics.trajectories import CAMPAIGN, stored_campaign
 
 RL = {"rl": {"legs": 2, "leg_steps": 12}}
 
@@ -50,6 +51,16 @@ def test_the_command_prints_the_report_and_fails_where_it_is_red(store, capsys):
     keep(store, "sick-s1", planted.records())
     assert main([store.url, "sick-s1"]) == EXIT_RED
     assert "**Verdict: red: turns explode and win nothing" in capsys.readouterr().out
+
+
+def test_the_command_names_the_trials_to_read(tmp_path, capsys):
+    store = stored_campaign(tmp_path)
+    keep(store, CAMPAIGN, records(steps=4))
+    assert main([store.url, CAMPAIGN]) == 0
+    told = capsys.readouterr().out
+    assert "## Trajectories to read" in told
+    assert "| `hostile` | 3 |" in told
+    assert f"python -m components.diagnostics.trajectory {store.url} TRIAL" in told
 
 
 def test_a_leg_that_stands_still_is_only_looked_for_where_one_runs(store, capsys):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from components.diagnostics.detector import Detector, blind
 from components.diagnostics.finding import Finding, Severity
-from components.diagnostics.series import Run, share_of
+from components.diagnostics.series import Run, share_of, standard_error
 
+GAPS = "rollout/share_gap/"
 MAX_SHARE_GAP = 0.02
 """Two points of a class's share; the paper's tail rule costs hard tasks six."""
+SHARE_NOISE = 3.0
+"""Standard errors, over the steps, that a class's gap must exceed: among thirty classes two errors off are no news, and
+the largest gap is easily that of a rare class."""
 MIN_CANCELLED = 20
 """Fewer cancelled trials than this say nothing about classes."""
 MAX_WAIT_SHARE = 0.5
@@ -16,20 +22,25 @@ MIN_OVERLAP = 1.25
 """Generation and update that differ by less than this factor are balanced."""
 
 
+def _beyond_chance(gaps: Sequence[float], mean: float) -> bool:
+    return mean < -MAX_SHARE_GAP and mean < -SHARE_NOISE * standard_error(gaps)
+
+
 def _cancellation(run: Run) -> Finding:
     series = run.series
     cancelled = series.total("rollout/cancelled")
-    gaps = {name.removeprefix("rollout/share_gap/"): series.mean(name) for name in series.names("rollout/share_gap/")}
+    gaps = {name.removeprefix(GAPS): series.mean(name) for name in series.names(GAPS)}
     measured = {name: gap for name, gap in gaps.items() if gap is not None}
     if cancelled is None or not measured:
         return blind("cancellation", "rollout/share_gap")
-    name, gap = min(measured.items(), key=lambda item: item[1])
+    told = {name: gap for name, gap in measured.items() if _beyond_chance(series.values(f"{GAPS}{name}"), gap)}
+    name, gap = min((told or measured).items(), key=lambda item: item[1])
     launched = series.total("rollout/launched")
     evidence = () if not launched else (f"{cancelled:.0f} of {launched:.0f} launched trials were cancelled",)
-    if cancelled >= MIN_CANCELLED and gap < -MAX_SHARE_GAP:
+    if cancelled >= MIN_CANCELLED and told:
         text = f"cutting the tail starves {name}: trained share {-gap:.1%} below submitted"
         return Finding("cancellation", Severity.WARN, text, gap, evidence)
-    text = f"{cancelled:.0f} trials cancelled, no class lost more than {max(0.0, -gap):.1%} of its share"
+    text = f"{cancelled:.0f} trials cancelled, no class lost more of its share than by chance ({name}: {gap:+.1%})"
     return Finding("cancellation", Severity.OK, text, gap, evidence)
 
 
@@ -50,7 +61,8 @@ DETECTORS = (
     Detector(
         "cancellation",
         ("rollout/cancelled", "rollout/share_gap/*"),
-        f"a class trained {MAX_SHARE_GAP:.0%} below its submitted share, {MIN_CANCELLED} or more cancelled (paper 9.3)",
+        f"a class trained {MAX_SHARE_GAP:.0%} and {SHARE_NOISE:.0f} standard errors below its submitted share, "
+        f"{MIN_CANCELLED} or more cancelled (paper 9.3)",
         "`rollout.tail: carry`, or `retry`; a larger over-launch makes it worse",
         "hard tasks failing: what was cancelled was never graded",
         _cancellation,

@@ -2,7 +2,7 @@
 
 from components.diagnostics.trajectory.choice import Chosen, beside, chosen, page_of, section
 from components.diagnostics.trajectory.html import html
-from components.diagnostics.trajectory.stored import Stored, decoder, find, stored
+from components.diagnostics.trajectory.stored import Stored, decoder, find, rows, stored
 from components.diagnostics.trajectory.view import Piece, View, ViewedTurn, view
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "find",
     "html",
     "page_of",
+    "rows",
     "section",
     "stored",
     "view",

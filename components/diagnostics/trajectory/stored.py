@@ -7,13 +7,13 @@ never had (streams of an evaluation, figures of a step that is not learned yet) 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from components.artifacts import ArtifactStore
 from components.errors import ConfigError, StoreError
 from components.records import Reward, Sample, Trial
-from components.rollout import LedgerRow, TokenFigures, load_batch, load_figures
+from components.rollout import LedgerRow, TokenFigures, TrialRow, load_batch, load_figures
 from components.tito import BpeTokenizer
 
 BATCHES = re.compile(r"campaigns/[^/]+/(?:(?:rl|warmup)/batches/\d{6}|evaluate/.+/trials)")
@@ -77,6 +77,12 @@ def stored(store: ArtifactStore, key: str, trial_id: str) -> Stored:
         return met
     told = [] if met is None else [_ended(met)]
     raise ConfigError([f"{key} has no trial {trial_id!r}", *told], "trial")
+
+
+def rows(store: ArtifactStore, campaign: str, steps: Iterable[int]) -> list[tuple[int, TrialRow]]:
+    """(step, row) of every trial of these steps of RL; nothing of steps that were taken before rows were kept."""
+    keys = {step: f"campaigns/{campaign}/rl/trials/{step:06d}" for step in steps}
+    return [(step, TrialRow(**row)) for step, key in keys.items() if store.exists(key) for row in store.get_json(key)]
 
 
 def decoder(store: ArtifactStore, campaign: str) -> BpeTokenizer:
