@@ -20,7 +20,8 @@ from prometheus_client.registry import Collector
 
 from components.artifacts import ArtifactStore
 from components.diagnostics.health import CampaignHealth, health
-from components.errors import LongshellError
+from components.errors import LongshellError, StoreError
+from tasks.plan.refusals import existing_store
 from tasks.site import Site
 from tasks.terminal import tell
 
@@ -122,6 +123,14 @@ def registry(open_store: Callable[[], ArtifactStore], clock: Callable[[], float]
     return made
 
 
+def _store(site: Site) -> ArtifactStore:
+    """The store, which a watcher does not make."""
+    store = existing_store(site)
+    if store is None:
+        raise StoreError(f"there is no store at {site.store_url} yet")
+    return store
+
+
 def main() -> int:
     """Serves until it is told to stop."""
     parser = argparse.ArgumentParser(prog="python -m tasks.health", description=(__doc__ or "").split("\n")[0])
@@ -131,7 +140,9 @@ def main() -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
     try:
         site = Site.current()
-        server, thread = start_http_server(arguments.port, arguments.host, registry(functools.cache(site.store)))
+        server, thread = start_http_server(
+            arguments.port, arguments.host, registry(functools.cache(lambda: _store(site)))
+        )
         log.info("http://%s:%d/metrics", arguments.host, server.server_port)
         thread.join()
     except KeyboardInterrupt:
