@@ -8,10 +8,20 @@ from urllib.request import url2pathname
 
 from components.artifacts.local import LocalStore
 from components.artifacts.s3 import SCHEME, S3Store, s3_url
-from components.artifacts.store import ArtifactStore, address_of, key_of
-from components.errors import ConfigError
+from components.artifacts.store import ArtifactStore, address_of, check_key, key_of
+from components.errors import ConfigError, StoreError
 
-__all__ = ["ArtifactStore", "LocalStore", "S3Store", "address_of", "key_of", "open_store", "read_at", "store_url"]
+__all__ = [
+    "ArtifactStore",
+    "LocalStore",
+    "S3Store",
+    "address_of",
+    "key_of",
+    "open_store",
+    "read_at",
+    "store_url",
+    "tree_at",
+]
 
 
 def open_store(url: str | Path) -> ArtifactStore:
@@ -50,3 +60,19 @@ def read_at(address: str) -> bytes:
         return Path(address).read_bytes()
     place, _, name = address.rpartition("/")
     return S3Store(place).get_bytes(name)
+
+
+def tree_at(address: str) -> Path | None:
+    """The folder at an address in a bucket that a store gave; None where there is none.
+
+    Raises:
+        StoreError: the bucket cannot be used, or the folder is damaged.
+    """
+    place, _, name = address.rstrip("/").rpartition("/")
+    try:
+        check_key(name)
+        url = s3_url(place)
+    except (ConfigError, StoreError):  # No store gives such an address.
+        return None
+    store = S3Store(url)
+    return store.tree(name) if store.is_tree(name) else None

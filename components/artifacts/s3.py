@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -36,6 +36,8 @@ ORPHANED = timedelta(days=1)
 _DATA = ".data"
 _PROBES = ".probe"
 _SHA256, _KIND, _WRITER = "longshell-sha256", "longshell-kind", "longshell-writer"
+_PARTS = "longshell-parts"
+"""Beside a manifest: what the names of the folder's files begin with, for those who do not know the store's prefix."""
 _OBJECT, _TREE = "object", "tree"
 _READ_ATTEMPTS = 3
 """A reader may meet files of a version that a writer removes in that instant; it then reads the new one."""
@@ -88,8 +90,8 @@ class S3Store:
 
     def get_bytes(self, key: str) -> bytes:
         """See `ArtifactStore.get_bytes`."""
-        data, kind = self._read(key)
-        if kind != _OBJECT:
+        data, told = self._read(key)
+        if told[_KIND] != _OBJECT:
             raise StoreError(f"store {self._url}: {key} is a folder, not an object")
         return data
 
@@ -129,29 +131,33 @@ class S3Store:
         digest, before = hashlib.sha256(data).hexdigest(), self._tree_digest(key)
 
         def put(path: str) -> None:
-            part, expected = self._part(key, digest, path), manifest[path]
+            part, expected = self._parts(key, digest) + path, manifest[path]
             described = {_SHA256: expected.sha256, _KIND: _OBJECT}
             # The same folder again: whoever puts it may want to heal it.
             if before == digest or not _is(self._bucket.head(part), expected):
                 self._bucket.upload(part, folder / path, described)
 
         _in_parallel(put, manifest)
-        self._bucket.put(name, data, _described(data, _TREE))
+        self._bucket.put(name, data, {**_described(data, _TREE), _PARTS: self._parts(key, digest)})
         self._forget(key, before, digest)
 
     def tree(self, key: str) -> Path:
         """See `ArtifactStore.tree`. The folder stays until this process has asked for several others."""
         for _ in range(_READ_ATTEMPTS):
-            data, kind = self._read(key)
-            if kind != _TREE:
+            data, told = self._read(key)
+            if told[_KIND] != _TREE:
                 raise StoreError(f"store {self._url}: {key} is an object, not a folder")
             digest, manifest = hashlib.sha256(data).hexdigest(), manifests.parse(data)
             try:
-                return self._cache.get(digest, manifest, partial(self._fetch, key, digest, manifest))
+                return self._cache.get(digest, manifest, partial(self._fetch, key, told.get(_PARTS, ""), manifest))
             except DamagedError:
                 if self._tree_digest(key) == digest:
                     raise
         raise StoreError(f"store {self._url}: {key} is replaced faster than it can be read")
+
+    def is_tree(self, key: str) -> bool:
+        """Whether `key` names a folder."""
+        return self._tree_digest(key) is not None
 
     def delete(self, key: str) -> None:
         """See `ArtifactStore.delete`. Names go first: nothing is seen of which a part is missing."""
@@ -161,29 +167,29 @@ class S3Store:
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)
 
-    def _part(self, key: str, digest: str, path: str) -> str:
-        return f"{self._prefix}{_DATA}/{key}/{digest}/{path}"
+    def _parts(self, key: str, digest: str) -> str:
+        return f"{self._prefix}{_DATA}/{key}/{digest}/"
 
-    def _read(self, key: str) -> tuple[bytes, str]:
-        """What an object holds, verified, and its kind."""
+    def _read(self, key: str) -> tuple[bytes, Mapping[str, str]]:
+        """What an object holds, verified, and the words beside it."""
         found = self._bucket.get(self._name(key))
         if found is None:
             raise StoreError(f"store {self._url}: there is no {key}")
         data, told = found
         if hashlib.sha256(data).hexdigest() != told.get(_SHA256) or _KIND not in told:
             raise DamagedError(f"store {self._url}: {key} is corrupt: {self.address(key)} is not what was put")
-        return data, told[_KIND]
+        return data, told
 
     def _tree_digest(self, key: str) -> str | None:
         """Digest of the manifest of a folder; None of an object, or of nothing."""
         found = self._bucket.head(self._name(key))
         return None if found is None or found.told.get(_KIND) != _TREE else found.told.get(_SHA256)
 
-    def _fetch(self, key: str, digest: str, manifest: manifests.Manifest, into: Path) -> None:
+    def _fetch(self, key: str, parts: str, manifest: manifests.Manifest, into: Path) -> None:
         def fetch(path: str) -> None:
             target = into / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            if not self._bucket.download(self._part(key, digest, path), target):
+            if not self._bucket.download(parts + path, target):
                 raise DamagedError(f"store {self._url}: {key} is corrupt: {path} is missing")
             target.chmod(0o755 if manifest[path].executable else 0o644)
 

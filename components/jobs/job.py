@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from components import joblog
-from components.artifacts import ArtifactStore, open_store, read_at
+from components.artifacts import ArtifactStore, key_of, open_store, read_at
 from components.config import CampaignConfig, validate
 from components.errors import Exit, Failure, LongshellError, failure_of, no_space
 from components.naming import campaign_key, step_key
@@ -112,6 +112,8 @@ def main(stage: Callable[[Job], Mapping[str, Any]]) -> None:
 
 def _run(stage: Callable[[Job], Mapping[str, Any]], spec: str) -> None:
     document = json.loads(read_at(spec))
+    if "://" in spec:
+        key_of(document["store"], spec)  # Who may write elsewhere in a bucket does not choose a job's store.
     job = _open(document)
     started = time.monotonic()
     result = dict(stage(job))

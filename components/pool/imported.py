@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from components.artifacts import tree_at
 from components.errors import TaskError, no_space
 from components.pool.bucket import SCHEME, fetch
 from components.pool.task import load_task
@@ -170,7 +171,9 @@ def _tasks_of(source: str | Path, scratch: Path) -> tuple[list[Path], list[LeftO
 
 
 def _of_bucket(url: str, scratch: Path) -> tuple[list[Path], list[LeftOut]]:
-    """Of a prefix, its folders and the archives that lie directly under it."""
+    """Of a prefix, its folders and the archives that lie directly under it; of a folder in a store, that folder's."""
+    if (stored := tree_at(url)) is not None:
+        return _task_folders(stored), []
     refused = [LeftOut(key, Reason.UNSAFE, why) for key, why in fetch(url, scratch, LARGEST_ARCHIVE)]
     archives = sorted(path for path in scratch.iterdir() if path.is_file() and path.name.endswith(ARCHIVES))
     tasks = _task_folders(scratch)

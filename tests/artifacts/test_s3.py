@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from components.artifacts import S3Store, bucket, key_of, open_store, read_at, s3, store_url
+from components.artifacts import S3Store, bucket, key_of, open_store, read_at, s3, store_url, tree_at
 from components.errors import ConfigError, DamagedError, Failure, StoreError, StoreRefused, failure_of
 from tests.buckets import Server, Wire, talk_to
 from tests.conformance.store_suite import StoreRaces, StoreSuite, make_folder
@@ -80,6 +80,17 @@ def test_an_object_is_at_its_address_for_whoever_reads_buckets(store: S3Store, i
     assert json.loads(found["Body"].read()) == {"x": 1}
     assert json.loads(read_at(store.address("a/r.json"))) == {"x": 1}
     assert key_of(store.url, store.address("a/r.json")) == "a/r.json"
+
+
+@night
+def test_a_folder_is_at_its_address_for_whoever_does_not_know_the_store(store: S3Store, tmp_path: Path) -> None:
+    store.put_tree("a/grown", make_folder(tmp_path / "in", {"task/task.toml": b"1"}))
+    found = tree_at(store.address("a/grown"))
+    assert found is not None
+    assert (found / "task/task.toml").read_bytes() == b"1"
+    store.put_bytes("a/object", b"1")
+    for address in (store.address("a/object"), store.address("a"), store.url, f"{store.url}/not a key", "s3://bucket"):
+        assert tree_at(address) is None
 
 
 @night

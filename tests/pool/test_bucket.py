@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from components.artifacts import S3Store
 from components.config import PoolConfig
 from components.errors import StoreError, TaskError
 from components.pool import Split, generate, import_tasks, index_folder
@@ -81,6 +82,20 @@ def test_a_prefix_is_imported_like_a_folder_and_its_archives_too(bucket: Any, ta
     pool = index_folder(tmp_path / "pool")
     assert [ref.task_id for ref in pool.refs] == ["train-00000", SECOND, "train-00002"]
     assert [ref.digest for ref in pool.refs] == [ref.digest for ref in index_folder(tasks).refs]
+
+
+def test_a_pool_that_a_store_keeps_in_a_bucket_is_imported_by_its_address(
+    bucket: Any, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # The cache.
+    store = S3Store(f"s3://{BUCKET}/longshell")
+    store.put_tree("campaigns/c-s1/grown", tasks)
+    address = store.address("campaigns/c-s1/grown")
+    # Its address is that of one object, its manifest: as a prefix it held no task.
+    assert import_tasks([address], tmp_path / "pool") == []
+    assert [ref.digest for ref in index_folder(tmp_path / "pool").refs] == [
+        ref.digest for ref in index_folder(tasks).refs
+    ]
 
 
 def test_what_cannot_be_had_from_a_bucket_is_an_error_with_its_address(
