@@ -22,6 +22,7 @@ from components.curation import Endpoint
 from components.errors import ConfigError, DriftError, FaultCause, InfraFault
 from components.gateway import Trajectory
 from components.harness import run_trial, template_for, wording_for
+from components.joblog import about
 from components.jobs.job import Job, log, main
 from components.jobs.world import Drawing, World, open_world, require_vocabulary
 from components.learning.batch import reward_of
@@ -117,7 +118,9 @@ async def _passes(job: Job, wanted: RejectionConfig, tasks: Sequence[Task]) -> d
         async with _source(job, account, first=left[0]) as play:
             passes = _Passes(job, tasks, play)
             for number in left:
-                if not await passes.run(number, wanted.attempts + 1):
+                with about(step=number):
+                    paid = await passes.run(number, wanted.attempts + 1)
+                if not paid:
                     log.warning("the teacher's budget is spent: pass %d of %d is the last", number + 1, wanted.attempts)
                     break
     return None if account is None else account.to_json()
@@ -252,7 +255,8 @@ class _Passes:
         if (known := self._known(number, attempt)) is not None:
             return known
         try:
-            trial, samples = await self.play(attempt)
+            with about(trial=name):
+                trial, samples = await self.play(attempt)
         except BudgetSpent as error:
             self.unpaid.add(name)
             return Trial(name, attempt.task.ref, (), None, None, InfraFault(FaultCause.SAMPLER, str(error)))

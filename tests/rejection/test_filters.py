@@ -123,8 +123,10 @@ def test_the_same_tokens_are_a_duplicate_in_any_task_and_the_same_commands_in_on
 
 def test_another_seed_keeps_other_trials_of_a_task() -> None:
     trials = [one(f"trial-{number}", content=number) for number in range(12)]
-    kept = {choose(trials, RejectionConfig(per_task=1), seed=seed).kept[0].trial.trial_id for seed in range(8)}
-    assert len(kept) > 2
+    chosen = [choose(trials, RejectionConfig(per_task=3), seed=seed) for seed in range(8)]
+    assert {len(each.kept) for each in chosen} == {3}
+    assert {each.counts()["cap"] for each in chosen} == {9}
+    assert len({each.kept[0].trial.trial_id for each in chosen}) > 2
 
 
 def test_a_verdict_alone_passes_when_it_is_yes_and_never_when_it_is_no() -> None:
@@ -132,6 +134,12 @@ def test_a_verdict_alone_passes_when_it_is_yes_and_never_when_it_is_no() -> None
     failed = one("y", content=1, reward=Reward(0.0, 0, 0, False))
     chosen = choose([solved, failed], RejectionConfig(bar=0.01), seed=1)
     assert [each.trial.trial_id for each in chosen.kept] == ["x"]
+
+
+def test_a_task_whose_guard_was_broken_is_not_solved_though_all_that_is_credited_passed() -> None:
+    broken = one("x", reward=Reward(0.1, 2, 2, False))
+    assert choose([broken], RejectionConfig(bar=1.0), seed=1).counts()["bar"] == 1
+    assert choose([broken], RejectionConfig(bar=0.9), seed=1).kept == (broken,)
 
 
 def test_trials_without_a_verdict_are_told_by_what_kept_it_from_them() -> None:
