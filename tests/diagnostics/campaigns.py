@@ -143,6 +143,19 @@ PLANTED: Mapping[str, tuple[str, Campaign]] = {
     "an optimizer that does nothing": ("step_size", Campaign({**FLAT, "ppo/approx_kl": 0.0}, NOT_MOVED)),
     "one action takes over": ("entropy", Campaign({**FLAT, "ppo/entropy": lambda step: 0.5 * 0.6**step}, NOT_MOVED)),
     "groups that are all alike": ("groups", Campaign({"group/count": 16.0, "group/zero_variance": 0.95})),
+    "binary rewards on tasks that are too hard": (
+        "zero_reward",
+        Campaign(
+            {
+                "rollout/zero_reward_share": 1.0,
+                "rollout/reward_mean": 0.0,
+                "rollout/pass_rate": 0.0,
+                "rollout/assertions_passed": 0.45,
+                "critic/explained_variance": None,
+            },
+            NOT_MOVED,
+        ),
+    ),
     "rewards that are not earned": (
         "gamed_reward",
         Campaign(
@@ -180,6 +193,10 @@ SUSPECT: Mapping[str, tuple[str, Campaign]] = {
     "a policy that stands": ("reward", Campaign(FLAT, NOT_MOVED)),
     "tasks that nobody earns anything on": ("zero_reward", Campaign({"rollout/zero_reward_share": 0.6})),
     "one assertion a task": ("granularity", Campaign({"rollout/assertions_total": 64.0})),
+    "partial work that earns nothing": (
+        "granularity",
+        Campaign({"rollout/reward_mean": lambda step: 0.2 + 0.02 * step}),
+    ),
     "most groups are alike": ("groups", Campaign({"group/count": 16.0, "group/zero_variance": 0.6})),
     "work against the verifier": ("tampering", Campaign({"rollout/tampered": 10.0})),
     "old work is broken for new, more and more": (

@@ -7,8 +7,13 @@ from components.diagnostics.finding import Finding, Severity
 from components.diagnostics.series import Run
 
 MAX_ZERO_SHARE = 0.5
+RED_ZERO_SHARE = 0.9
+"""With so few trials that earn anything a step has hardly an advantage to give: a real leg of binary rewards on the
+miniature's hardest tasks had 1.0, while its trials passed 45 % of the assertions."""
 MIN_ASSERTIONS = 2.0
 """Assertions a trial can earn credit by; the paper's pool has a median of 4."""
+SAME = 1e-9
+"""Two means of the same numbers differ by no more."""
 MAX_FLAT_GROUPS = 0.5
 RED_FLAT_GROUPS = 0.9
 """GRPO learns from the other groups alone; of the parent data's groups 44 % have no spread, and the paper's GRPO stood
@@ -25,16 +30,37 @@ def _zero_reward(run: Run) -> Finding:
     if late is None:
         return blind("zero_reward", "rollout/zero_reward_share")
     text = f"{late:.0%} of late trials earned nothing at all"
-    return Finding("zero_reward", graded(late, MAX_ZERO_SHARE), text, late)
+    return Finding("zero_reward", graded(late, MAX_ZERO_SHARE, RED_ZERO_SHARE), text, late, _in_vain(run))
 
 
 def _granularity(run: Run) -> Finding:
     grain = run.share("rollout/assertions_total", "rollout/graded")
     if grain is None:
         return blind("granularity", "rollout/assertions_total, rollout/graded")
+    if _verdict_alone(run):
+        text = (
+            f"only the whole verdict is rewarded: of {grain:.1f} assertions a trial, those of partial work earn nothing"
+        )
+        return Finding("granularity", Severity.WARN, text, grain, _in_vain(run))
     severity = Severity.WARN if grain < MIN_ASSERTIONS else Severity.OK
     text = f"{grain:.1f} assertions a trial can earn credit"
     return Finding("granularity", severity, text + (": partial work is not seen" if severity else ""), grain)
+
+
+def _verdict_alone(run: Run) -> bool:
+    """Whether rewards are 0 or 1 by the verdict, in every step, though some but not all assertions passed."""
+    series = run.series
+    verdicts = dict(series.points("rollout/pass_rate"))
+    rewards = [(reward, verdicts[step]) for step, reward in series.points("rollout/reward_mean") if step in verdicts]
+    passed = series.mean("rollout/assertions_passed")
+    partial = passed is not None and 0 < passed < 1
+    return partial and bool(rewards) and all(abs(reward - verdict) < SAME for reward, verdict in rewards)
+
+
+def _in_vain(run: Run) -> tuple[str, ...]:
+    """What was passed all the same, where it is measured."""
+    passed = run.late("rollout/assertions_passed")
+    return () if passed is None else (f"{passed:.0%} of the assertions of late trials passed",)
 
 
 def _groups(run: Run) -> Finding:
@@ -88,16 +114,17 @@ def _gamed(run: Run) -> Finding:
 DETECTORS = (
     Detector(
         "zero_reward",
-        ("rollout/zero_reward_share",),
-        f"more than {MAX_ZERO_SHARE:.0%} of the late trials (ours; paper 9.1 names the failure)",
+        ("rollout/zero_reward_share", "rollout/assertions_passed"),
+        f"more than {MAX_ZERO_SHARE:.0%} of the late trials, red above {RED_ZERO_SHARE:.0%} (ours; paper 9.1)",
         "leave out, or grade more finely, the tasks that nobody earns anything on",
         "infrastructure: trials without a verdict are in no share",
         _zero_reward,
     ),
     Detector(
         "granularity",
-        ("rollout/assertions_total", "rollout/graded"),
-        f"fewer than {MIN_ASSERTIONS:.0f} assertions a trial (the paper's pool: median 4)",
+        ("rollout/assertions_total", "rollout/graded", "rollout/assertions_passed", "rollout/reward_mean"),
+        f"fewer than {MIN_ASSERTIONS:.0f} assertions a trial (the paper's pool: median 4), "
+        "or a reward that is the verdict",
         "use `reward.credit: fail_to_pass` or `count`, and tasks with several assertions",
         "a low pass rate: what is measured is how finely, not how much",
         _granularity,
