@@ -138,14 +138,20 @@ def mlflow_picture(camera: Camera, mlflow: str, campaign: str) -> None:
 
 
 def trajectory_picture(camera: Camera, store: ArtifactStore, campaign: str) -> None:
-    """The page of a trial: the first of those of the last report that has its token gaps."""
+    """The turns of a trial: of the last page among those of the reports that has its token gaps."""
     pages = [key for key in store.list(f"campaigns/{campaign}/diagnose") if "/trajectories/" in key]
     camera.size(1280, 800)
-    for page in reversed(pages):
-        camera.open(Path(store.address(page)).absolute().as_uri())
-        if camera.driver.find_elements(By.ID, "gap"):
-            camera.take("trajectory.png")
-            return
+    with tempfile.TemporaryDirectory() as folder:
+        for page in reversed(pages):
+            file = Path(folder) / page.rpartition("/")[2]  # a browser takes a link in the store for what it points to
+            file.write_bytes(store.get_bytes(page))
+            camera.open(file.as_uri())
+            if camera.driver.find_elements(By.ID, "gap"):
+                camera.see("//label[@for='sure']").click()  # the miniature's two engines agree to six digits
+                turns = camera.see("//h2[normalize-space()='Turns']")
+                camera.driver.execute_script("arguments[0].scrollIntoView()", turns)
+                camera.take("trajectory.png")
+                return
     raise ValueError(f"{campaign} has no report with a trial whose gaps are known")
 
 

@@ -6,14 +6,29 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
-from components.artifacts import open_store
+from components.artifacts import ArtifactStore, open_store
 from components.diagnostics.diagnosis import diagnose
+from components.diagnostics.figures import figures
 from components.diagnostics.finding import Severity
+from components.diagnostics.page import page
 from components.diagnostics.report import render
 from components.diagnostics.stored import read
-from components.diagnostics.trajectory import chosen, rows, section
+from components.diagnostics.trajectory import (
+    Chosen,
+    beside,
+    chosen,
+    decoder,
+    html,
+    page_of,
+    rows,
+    section,
+    stored,
+    view,
+)
 from components.errors import LongshellError
+from components.rollout.atif import write_whole
 
 EXIT_RED, EXIT_REFUSED = 1, 2
 
@@ -23,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m components.diagnostics", description=__doc__)
     parser.add_argument("store", help="folder or URL of the artifact store, e.g. var/store")
     parser.add_argument("campaign", help="its name and seed, e.g. miniature-s1")
+    parser.add_argument("--out", type=Path, help="a folder: the report as a page, and those of the trials to read")
     parser.add_argument("--running", action="store_true", help="a leg runs: a last step that is too old is a finding")
     arguments = parser.parse_args(argv)
     try:
@@ -34,12 +50,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_REFUSED
     now_ms = int(time.time() * 1000) if arguments.running else None
     diagnosis = diagnose(records, evaluations, now_ms=now_ms)
-    print(render(f"Diagnosis of {arguments.campaign}", diagnosis, records, evaluations), end="")
-    if worth:
-        print(
-            f"\n{section(worth, {})}\n`python -m components.diagnostics.trajectory {store.url} TRIAL` writes its page."
-        )
+    title = f"Diagnosis of {arguments.campaign}"
+    text = render(title, diagnosis, records, evaluations)
+    if arguments.out is not None:
+        try:
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            written = _write_pages(arguments.out, store, arguments.campaign, worth)
+            whole = text + (f"\n{section(worth, beside(written))}" if worth else "")
+            write_whole(arguments.out / "report.html", page(title, whole, figures(records, evaluations)))
+        except OSError as error:
+            print(f"{arguments.out} cannot be written: {error.strerror}", file=sys.stderr)
+            return EXIT_REFUSED
+    command = f"python -m components.diagnostics.trajectory {store.url} TRIAL"
+    told = f"\n{section(worth, {})}\n`{command}` writes the page of one.\n" if worth else ""
+    print(text + told, end="")
     return EXIT_RED if diagnosis.severity is Severity.RED else 0
+
+
+def _write_pages(folder: Path, store: ArtifactStore, campaign: str, worth: Sequence[Chosen]) -> list[str]:
+    """The pages of these trials below `folder`; the ids of those that could be read."""
+    written = []
+    for each in worth:
+        trial = each.row.trial_id
+        try:
+            found = stored(store, f"campaigns/{campaign}/rl/batches/{each.step:06d}", trial)
+            text = html(view(found, decoder(store, campaign)))
+        except LongshellError as error:
+            print(f"trial {trial} has no page: {error}", file=sys.stderr)
+            continue
+        path = folder / page_of(trial)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
+        written.append(trial)
+    return written
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from components.diagnostics import read
 from components.diagnostics.__main__ import EXIT_RED, EXIT_REFUSED, main
 from components.errors import ConfigError
 from tests.diagnostics.campaigns import PLANTED, records
-from tests.diagnostics.trajectories import CAMPAIGN, stored_campaign
+from tests.diagnostics.trajectories import BATCH, CAMPAIGN, stored_campaign
 
 RL = {"rl": {"legs": 2, "leg_steps": 12}}
 
@@ -53,7 +53,8 @@ def test_the_command_prints_the_report_and_fails_where_it_is_red(store, capsys):
     assert "**Verdict: red: turns explode and win nothing" in capsys.readouterr().out
 
 
-def test_the_command_names_the_trials_to_read(tmp_path, capsys):
+def test_the_command_names_the_trials_to_read(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("components.diagnostics.__main__.figures", lambda *series: {})
     store = stored_campaign(tmp_path)
     keep(store, CAMPAIGN, records(steps=4))
     assert main([store.url, CAMPAIGN]) == 0
@@ -61,6 +62,21 @@ def test_the_command_names_the_trials_to_read(tmp_path, capsys):
     assert "## Trajectories to read" in told
     assert "| `hostile` | 3 |" in told
     assert f"python -m components.diagnostics.trajectory {store.url} TRIAL" in told
+    (store.tree(BATCH) / "batch.json").unlink()
+    assert main([store.url, CAMPAIGN, "--out", str(tmp_path / "out")]) == 0
+    assert not (tmp_path / "out" / "trajectories").exists(), "what cannot be read has no page"
+
+
+def test_the_command_writes_the_report_and_the_pages_that_it_leads_to(tmp_path, monkeypatch):
+    monkeypatch.setattr("components.diagnostics.__main__.figures", lambda *series: {})
+    store = stored_campaign(tmp_path)
+    keep(store, CAMPAIGN, records(steps=4))
+    assert main([store.url, CAMPAIGN, "--out", str(tmp_path / "out")]) == 0
+    report = (tmp_path / "out" / "report.html").read_text()
+    for name in ("plain", "hostile"):
+        assert f'<a href="trajectories/{name}.html">page</a>' in report
+        assert f"Trial {name}" in (tmp_path / "out" / "trajectories" / f"{name}.html").read_text()
+    assert main([store.url, CAMPAIGN, "--out", str(tmp_path / "out" / "report.html")]) == EXIT_REFUSED
 
 
 def test_a_leg_that_stands_still_is_only_looked_for_where_one_runs(store, capsys):
