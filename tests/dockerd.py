@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import tarfile
@@ -123,11 +122,17 @@ class Engine:
             except OSError:
                 return False
 
+    @property
+    def pid(self) -> int:
+        """Of a process in the engine's network, while it runs."""
+        assert self._wrapper is not None
+        return self._wrapper.pid
+
     def kill(self) -> None:
         """SIGKILL for the engine and, with its pid namespace, for all that it runs."""
         if self._wrapper is not None:
             wrapper, self._wrapper = self._wrapper, None
-            os.kill(wrapper.pid, signal.SIGKILL)
+            wrapper.kill()
             wrapper.wait()
 
     def remove(self) -> None:

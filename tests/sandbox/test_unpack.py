@@ -119,7 +119,7 @@ STEPS = st.lists(st.sampled_from(["..", ".", "a", "b", "c"]), min_size=1, max_si
 MEMBERS = st.tuples(STEPS, st.sampled_from([tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE]), STEPS)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(MEMBERS, max_size=8))
 def test_whatever_is_in_an_archive_nothing_is_written_and_no_link_leads_outside(
     members: list[tuple[str, bytes, str]],

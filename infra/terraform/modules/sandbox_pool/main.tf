@@ -18,7 +18,6 @@ locals {
     bridge                = "none"
     iptables              = false
     ip6tables             = false
-    icc                   = false
     userland-proxy        = false
     storage-driver        = "overlay2"
     data-root             = "/var/lib/docker"
