@@ -84,7 +84,7 @@ def stage(job: Job) -> dict[str, Any]:
     found = _counted(graded, selection, len(tasks))
     job.commit(STAGE, wanted.attempts, _metrics(found), total=wanted.attempts + 1)
     if not selection.kept:
-        causes = ", ".join(f"{reason} {count}" for reason, count in selection.counts().items() if count)
+        causes = ", ".join(f"{reason} {count}" for reason, count in selection.counts().items() if count) or "no pass"
         raise ConfigError([f"none of {found['tried']} trials can be learned from: {causes}"], "sft.rejection")
     return {**_stored(job, graded, selection), **found, "passes": len(_done(job, wanted)), "teacher": spent}
 
@@ -114,7 +114,7 @@ async def _passes(job: Job, wanted: RejectionConfig, tasks: Sequence[Task]) -> d
     done = _done(job, wanted)
     left = [number for number in range(wanted.attempts) if number not in done]
     account = None if wanted.teacher is None else Account(wanted.teacher, job.folder / "account.jsonl")
-    if left and not (account is not None and account.empty):
+    if left:
         async with _source(job, account, first=left[0]) as play:
             passes = _Passes(job, tasks, play)
             for number in left:
@@ -176,6 +176,9 @@ class _Taught:
     tokenizer: BpeTokenizer
 
     async def play(self, attempt: Attempt[Task]) -> Played:
+        """Raises BudgetSpent, where no answer can be paid for before a box is started."""
+        if self.account.empty:
+            raise BudgetSpent("the teacher's budget is spent")
         config, template = self.config, template_for(self.tokenizer, self.config.harness)
         trajectory = Trajectory(Teacher(self.endpoint, self.account, template, attempt.time), template)
         trial = await run_trial(
@@ -215,7 +218,7 @@ class _Passes:
         self.finished = FinishedTrials(self.job.folder / "finished" / self.job.lineage(STAGE))
 
     async def run(self, number: int, total: int) -> bool:
-        """Makes a pass and commits it. False: the budget was spent on the way.
+        """Makes a pass and commits it. False: the budget was spent on the way, or before.
 
         Raises:
             InfraFault: more tasks than `rollout.max_fault_share` have no verdict. Tried again, it runs these alone.

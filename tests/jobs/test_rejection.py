@@ -14,7 +14,7 @@ import pytest
 from components.artifacts import LocalStore
 from components.config import CampaignConfig, load
 from components.demonstrations.demonstrator import answer_text
-from components.errors import ConfigError, InfraFault
+from components.errors import ConfigError, InfraFault, StoreError
 from components.jobs import rejection
 from components.jobs.job import Job
 from components.learning.corpus import CORPUS, load_corpus
@@ -179,6 +179,26 @@ def test_a_spent_budget_ends_the_trials_and_what_was_bought_is_learned_from(tmp_
         assert len(teacher.asked) == 5, "0.002 an answer"
     assert sorted(fates[0] for fates in made.fates(result).values()) == ["budget", "kept", "kept"]
     assert (result["passes"], result["teacher"]["answers"]) == (1, 5)
+
+
+@pytest.mark.nightly
+def test_what_an_attempt_bought_that_failed_is_learned_from_though_nothing_more_can_be_paid_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StoreError("no pass can be written")
+
+    with ScriptedTeacher(solve) as teacher:
+        made = Taught(tmp_path, ["a", "b"], teacher, "rollout.concurrency=1", budget=0.006)
+        with monkeypatch.context() as broken:
+            broken.setattr(rejection, "save_batch", full)
+            with pytest.raises(StoreError):
+                made.run()
+        asked = len(teacher.asked)
+        result = made.run()
+        assert len(teacher.asked) == asked == 3, "nothing more was asked for"
+    assert sorted(made.fates(result).values()) == [["budget", "budget"], ["kept"]]
+    assert result["teacher"]["cost_usd"] == 0.006
 
 
 @pytest.mark.nightly
