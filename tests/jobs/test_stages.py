@@ -277,7 +277,7 @@ def test_the_report_leads_to_the_pages_of_trials_with_what_the_trainer_said_of_e
         gaps = [piece.gap for piece in pieces if piece.gap is not None and len(piece.ids) == 1]
         assert len(gaps) > 0.9 * len(pieces)
         assert max(gaps) < 0.5, "the trainer's log-probs are those of the same tokens"
-        assert page.count('class="s') == len(pieces)
+        assert page.count('title="id ') == len(pieces)
     rows = campaign.store.get_json(f"campaigns/{campaign.name}/rl/trials/000001")
     gap = sum(row["gap"] * row["sampled"] for row in rows) / sum(row["sampled"] for row in rows)
     assert gap == pytest.approx(campaign.record(1)["metrics"]["gap/engine_token_mean"], rel=1e-3)
