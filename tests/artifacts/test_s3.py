@@ -23,7 +23,7 @@ from tests.conformance.store_suite import StoreRaces, StoreSuite, make_folder
 
 ROOT = Path(__file__).parents[2]
 night = pytest.mark.nightly
-"""For what takes a server half a minute in all; the suite itself is for every day."""
+"""For what takes a server half a minute in all, most of it a folder's suite again; one way through is for every day."""
 PREFIX = "some/prefix"
 
 
@@ -38,6 +38,7 @@ def store(url: str) -> S3Store:
     return S3Store(url)
 
 
+@night
 class TestS3Store(StoreSuite):
     pass
 
@@ -45,6 +46,18 @@ class TestS3Store(StoreSuite):
 @night
 class TestS3Races(StoreRaces):
     pass
+
+
+def test_objects_folders_and_commits_go_through_a_real_server(store: S3Store, tmp_path: Path) -> None:
+    store.put_json("a/r.json", {"x": 1})
+    store.put_tree("a/m", make_folder(tmp_path / "in", {"deep/w": b"\x01" * 100_000, "empty": b""}))
+    assert [store.create_json("a/once", value) for value in (1, 2)] == [True, False]
+    again = S3Store(store.url, tmp_path / "other")
+    assert (again.get_json("a/r.json"), again.get_json("a/once")) == ({"x": 1}, 1)
+    assert (again.tree("a/m") / "deep/w").read_bytes() == b"\x01" * 100_000
+    assert again.list("a") == ["a/m", "a/once", "a/r.json"]
+    again.delete("a")
+    assert store.list() == []
 
 
 class Inside:
