@@ -71,6 +71,7 @@ def existing_store(site: Site) -> ArtifactStore | None:
 def places(config: CampaignConfig) -> Mapping[str, str]:
     """Folders and addresses that must be there where jobs run, by the key that names them."""
     imported, suites = config.pool.imported, config.evaluation.suites
+    teacher = None if config.sft.rejection is None else config.sft.rejection.teacher
     named = {
         "model.path": config.model.path,
         "publish.folder": config.publish.folder,
@@ -78,6 +79,7 @@ def places(config: CampaignConfig) -> Mapping[str, str]:
         "sandbox.images": config.sandbox.images,
         "sampler.sglang.python": config.sampler.sglang.python if config.sampler.sglang else None,
         "evaluation.harbor.venv": config.evaluation.harbor.venv,
+        "sft.rejection.teacher": None if teacher is None else teacher.base_url,
         **{f"evaluation.suites.{suite.name}": suite.path for suite in suites},
     }
     if imported is not None:

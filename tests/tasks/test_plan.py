@@ -147,3 +147,21 @@ def test_a_dry_run_writes_nothing_whatever_it_is_asked(
     code, _ = dry_run(capsys, config, *sorted(chosen))
     assert code in (0, 2)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_samples_are_foreseen_between_the_base_model_and_sft_and_so_is_who_makes_them(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    teacher = "teacher: {base_url: 'http://h/v1', model: m}"
+    for overrides, sampled in ((["sft.rejection={}"], True), ([f"sft.rejection={{{teacher}}}"], False)):
+        config = load(MINIATURE, ["sft.demonstrations=null", *overrides])
+        jobs = {job.task: job for job in course(config)}
+        order = list(jobs)
+        assert order.index("base") < order.index("rejection") < order.index("sft")
+        made = jobs["rejection"]
+        assert jobs["sft"].ask.inputs["samples"] == made.leaves[0] == "campaigns/miniature-s1/rejection/samples"
+        assert made.serves == ("campaigns/miniature-s1/base/checkpoint" if sampled else None)
+        code, text = dry_run(capsys, MINIATURE, "sft.demonstrations=null", *overrides)
+        assert code == 0
+        assert ("sft.rejection.teacher: http://h/v1" in text) == (not sampled)
+    assert "samples" not in {job.task: job for job in course(load(MINIATURE))}["sft"].ask.inputs
