@@ -1,0 +1,78 @@
+"""Failures planted into a real leg of the miniature, each diagnosed by its name.
+
+Smaller than the miniature, so that all of it takes minutes, and large enough that its model earns rewards: the real
+stages, tasks, boxes, sampler and trainer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from components.diagnostics import Diagnosis, Finding, Severity, diagnose, read
+from tests.jobs.conftest import SmallCampaign
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1_800)]
+COMMON = (
+    "pool.train_tasks=120",
+    "pool.max_subtasks=5",
+    "base.tokens=500000",
+    "base.demonstrations.trajectories=1400",
+    "base.demonstrations.repeats=450",
+    "sft.tokens=90000",
+    "sft.demonstrations.trajectories=500",
+    "rl.leg_steps=9",
+    "rollout.batch=24",
+    "rollout.oversample=0.125",
+    "harness.max_turns=12",
+    "sampler.slots=48",
+    "ppo.critic.only_steps=0",
+    "ppo.critic.warmup=null",
+)
+
+
+class Planted:
+    """One policy, from which legs of several configurations begin."""
+
+    def __init__(self, campaign: SmallCampaign) -> None:
+        self._campaign = campaign
+        self._start = campaign.variant("planted", *COMMON)
+        self.pool = self._start.run("curate", {})["pool"]
+        base = self._start.run("base", {"pool": self.pool})
+        sft = self._start.run("sft", {"pool": self.pool, "checkpoint": base["checkpoint"]})
+        self._inputs = {"checkpoint": sft["checkpoint"], "state": None, "critic": None, "first_step": 0}
+
+    def variant(self, name: str, *overrides: str) -> SmallCampaign:
+        return self._campaign.variant(name, *COMMON, *overrides)
+
+    def leg(self, variant: SmallCampaign, **inputs: Any) -> Diagnosis:
+        """Runs a leg and diagnoses it from its store, as offline."""
+        variant.run("rl", {**self._inputs, "pool": self.pool, **inputs}, index=1)
+        return diagnose(*read(variant.store, variant.name))
+
+
+@pytest.fixture(scope="module")
+def planted(campaign: SmallCampaign) -> Planted:
+    return Planted(campaign)
+
+
+def finding(diagnosis: Diagnosis, name: str) -> Finding:
+    (found,) = [each for each in diagnosis.findings if each.name == name]
+    return found
+
+
+@pytest.fixture(scope="module")
+def cut(planted: Planted) -> Diagnosis:
+    """A leg that launches twice its batch and forgets the tail, with a critic that nothing has warmed."""
+    return planted.leg(planted.variant("cancelled", "rollout.tail=cancel", "rollout.oversample=1.0"))
+
+
+def test_a_tail_that_is_cancelled_and_starves_a_class_is_named(cut: Diagnosis) -> None:
+    found = finding(cut, "cancellation")
+    assert found.severity >= Severity.WARN, found
+    assert "difficulty.hard" in found.text
+
+
+def test_a_critic_that_begins_cold_is_named(cut: Diagnosis) -> None:
+    assert finding(cut, "critic").severity is Severity.RED, finding(cut, "critic")
