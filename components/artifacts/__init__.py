@@ -62,10 +62,11 @@ def read_at(address: str) -> bytes:
     return S3Store(place).get_bytes(name)
 
 
-def tree_at(address: str) -> Path | None:
-    """The folder at an address in a bucket that a store gave; None where there is none.
+def tree_at(address: str, most_bytes: int) -> Path | None:
+    """The folder at an address in a bucket that a store gave; None where there is none. The bucket may be a stranger's.
 
     Raises:
+        StoreRefused: the folder has more than `most_bytes`.
         StoreError: the bucket cannot be used, or the folder is damaged.
     """
     place, _, name = address.rstrip("/").rpartition("/")
@@ -75,4 +76,4 @@ def tree_at(address: str) -> Path | None:
     except (ConfigError, StoreError):  # No store gives such an address.
         return None
     store = S3Store(url)
-    return store.tree(name) if store.is_tree(name) else None
+    return store.tree(name, most_bytes) if store.is_tree(name) else None

@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from components.errors import ConfigError, StoreError, StoreRefused
+from components.errors import ConfigError, DamagedError, StoreError, StoreRefused
 
 PART_BYTES = 16 << 20
 """Larger files are sent in parts of this size."""
@@ -101,11 +101,18 @@ class Bucket:
                     _pause(attempt)
         raise AssertionError("unreachable")
 
-    def get(self, name: str) -> tuple[bytes, Mapping[str, str]] | None:
-        """An object's bytes and its words; None where there is none."""
+    def get(self, name: str, most: int | None = None) -> tuple[bytes, Mapping[str, str]] | None:
+        """An object's bytes and its words; None where there is none.
+
+        Raises:
+            DamagedError: it has more than `most` bytes. It was not read.
+        """
 
         def read() -> tuple[bytes, Mapping[str, str]]:
             answer = self._client.get_object(Bucket=self._name, Key=name)
+            if most is not None and answer["ContentLength"] > most:
+                answer["Body"].close()
+                raise DamagedError(f"bucket {self._name}: {name} has more than {most} bytes")
             return answer["Body"].read(), answer["Metadata"]
 
         return self._found(f"read {name}", lambda: _again(read))
@@ -139,11 +146,23 @@ class Bucket:
         with self._clear_errors(f"write {name}"):
             self._client.upload_file(str(file), self._name, name, ExtraArgs=extra, Config=self._transfer)
 
-    def download(self, name: str, file: Path) -> bool:
-        """Brings an object into a file; whether there was one. A part of it is never seen under the file's name."""
+    def download(self, name: str, file: Path, most: int) -> bool:
+        """Brings an object into a file; whether there was one. A part of it is never seen under the file's name.
+
+        Raises:
+            DamagedError: it has more than `most` bytes. The rest was not brought.
+        """
+        counting, seen = threading.Lock(), 0
+
+        def count(more: int) -> None:  # Below 0 for what an answer that broke off had brought.
+            nonlocal seen
+            with counting:
+                seen += more
+                if seen > most:
+                    raise DamagedError(f"bucket {self._name}: {name} has more than {most} bytes")
 
         def fetch() -> bool:
-            self._client.download_file(self._name, name, str(file), Config=self._transfer)
+            self._client.download_file(self._name, name, str(file), Callback=count, Config=self._transfer)
             return True
 
         return self._found(f"read {name}", fetch) is not None

@@ -1,6 +1,7 @@
 """Digest manifests: which files a stored folder has, and what is in them.
 
-The digest of a folder is the digest of its manifest, so that one short name stands for every byte below it.
+The digest of a folder is the digest of its manifest, so that one short name stands for every byte below it. A manifest
+may be a stranger's: every path in one that was read lies below the folder.
 """
 
 from __future__ import annotations
@@ -8,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from components.errors import StoreError
+from components.errors import DamagedError, StoreError
 
 _BLOCK = 1 << 20
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +62,31 @@ def parse(data: bytes) -> Manifest:
     """The inverse of `dump`.
 
     Raises:
+        DamagedError: a file in it would lie outside of its folder, or could not exist.
         StoreError: these are not the bytes of a manifest of this version.
     """
     try:
-        return {path: FileDigest(*row) for path, row in json.loads(data).items()}
-    except (ValueError, TypeError, AttributeError) as error:
+        manifest = {path: _digest(*row) for path, row in json.loads(data).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError("the manifest of a stored folder was written by another version, or is damaged") from error
+    if (strange := next((path for path in manifest if not _is_below(path)), None)) is not None:
+        raise DamagedError(f"the manifest of a stored folder names {strange[:200]!a}, which is no file below it")
+    return manifest
+
+
+def _digest(size: Any, sha256: Any, executable: Any) -> FileDigest:
+    if type(size) is not int or size < 0 or not _SHA256.fullmatch(sha256) or type(executable) is not bool:
+        raise ValueError("no digest of a file")
+    return FileDigest(size, sha256, executable)
+
+
+def _is_below(path: str) -> bool:
+    """Whether a path is in the form of `files_below`, which leads nowhere else."""
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in path and not any(part in ("", ".", "..") for part in path.split("/"))
 
 
 def difference(manifest: Manifest, folder: Path) -> str | None:

@@ -33,6 +33,8 @@ THREADS = 8
 """Transfers at once."""
 ORPHANED = timedelta(days=1)
 """Files of a put that was never finished are removed by a later put of the key, when nobody can be writing them."""
+LARGEST_MANIFEST = 256 << 20
+"""Bytes: of two million files. More is no folder of ours, and would be read into memory."""
 _DATA = ".data"
 _PROBES = ".probe"
 _SHA256, _KIND, _WRITER = "longshell-sha256", "longshell-kind", "longshell-writer"
@@ -141,15 +143,25 @@ class S3Store:
         self._bucket.put(name, data, {**_described(data, _TREE), _PARTS: self._parts(key, digest)})
         self._forget(key, before, digest)
 
-    def tree(self, key: str) -> Path:
-        """See `ArtifactStore.tree`. The folder stays until this process has asked for several others."""
+    def tree(self, key: str, most: int | None = None) -> Path:
+        """See `ArtifactStore.tree`. The folder stays until this process has asked for several others.
+
+        Raises:
+            StoreRefused: its files have more than `most` bytes. None was fetched.
+        """
         for _ in range(_READ_ATTEMPTS):
-            data, told = self._read(key)
+            data, told = self._read(key, LARGEST_MANIFEST)
             if told[_KIND] != _TREE:
                 raise StoreError(f"store {self._url}: {key} is an object, not a folder")
             digest, manifest = hashlib.sha256(data).hexdigest(), manifests.parse(data)
+            size = sum(each.size for each in manifest.values())
+            if most is not None and size > most:
+                raise StoreRefused(f"store {self._url}: {key} has {size >> 20} MiB, more than {most >> 20}")
+            parts = told.get(_PARTS, "")
+            if parts not in _places_of(self._name(key), digest):
+                raise DamagedError(f"store {self._url}: {key} is corrupt: its files are said to lie at {parts!r}")
             try:
-                return self._cache.get(digest, manifest, partial(self._fetch, key, told.get(_PARTS, ""), manifest))
+                return self._cache.get(digest, manifest, partial(self._fetch, key, parts, manifest))
             except DamagedError:
                 if self._tree_digest(key) == digest:
                     raise
@@ -170,9 +182,9 @@ class S3Store:
     def _parts(self, key: str, digest: str) -> str:
         return f"{self._prefix}{_DATA}/{key}/{digest}/"
 
-    def _read(self, key: str) -> tuple[bytes, Mapping[str, str]]:
-        """What an object holds, verified, and the words beside it."""
-        found = self._bucket.get(self._name(key))
+    def _read(self, key: str, most: int | None = None) -> tuple[bytes, Mapping[str, str]]:
+        """What an object of at most so many bytes holds, verified, and the words beside it."""
+        found = self._bucket.get(self._name(key), most)
         if found is None:
             raise StoreError(f"store {self._url}: there is no {key}")
         data, told = found
@@ -189,7 +201,7 @@ class S3Store:
         def fetch(path: str) -> None:
             target = into / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            if not self._bucket.download(parts + path, target):
+            if not self._bucket.download(parts + path, target, manifest[path].size):
                 raise DamagedError(f"store {self._url}: {key} is corrupt: {path} is missing")
             target.chmod(0o755 if manifest[path].executable else 0o644)
 
@@ -251,6 +263,13 @@ def s3_url(url: str) -> str:
         except StoreError as error:
             raise ConfigError([f"{url!r}: {error}"], "artifact store") from error
     return f"{SCHEME}://{parts.netloc}" + (f"/{prefix}" if prefix else "")
+
+
+def _places_of(name: str, digest: str) -> set[str]:
+    """Where the files of a folder may lie whose manifest is the object `name`, whatever the prefix of its store."""
+    parts = name.split("/")
+    starts = ["/".join([*parts[:cut], _DATA, *parts[cut:]]) for cut in range(len(parts))]
+    return {f"{start}/{digest}/" for start in starts}
 
 
 def _described(data: bytes, kind: str) -> dict[str, str]:

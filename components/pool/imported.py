@@ -172,7 +172,7 @@ def _tasks_of(source: str | Path, scratch: Path) -> tuple[list[Path], list[LeftO
 
 def _of_bucket(url: str, scratch: Path) -> tuple[list[Path], list[LeftOut]]:
     """Of a prefix, its folders and the archives that lie directly under it; of a folder in a store, that folder's."""
-    if (stored := tree_at(url)) is not None:
+    if (stored := tree_at(url, LARGEST_ARCHIVE)) is not None:
         return _task_folders(stored), []
     refused = [LeftOut(key, Reason.UNSAFE, why) for key, why in fetch(url, scratch, LARGEST_ARCHIVE)]
     archives = sorted(path for path in scratch.iterdir() if path.is_file() and path.name.endswith(ARCHIVES))

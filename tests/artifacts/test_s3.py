@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -98,12 +99,58 @@ def test_an_object_is_at_its_address_for_whoever_reads_buckets(store: S3Store, i
 @night
 def test_a_folder_is_at_its_address_for_whoever_does_not_know_the_store(store: S3Store, tmp_path: Path) -> None:
     store.put_tree("a/grown", make_folder(tmp_path / "in", {"task/task.toml": b"1"}))
-    found = tree_at(store.address("a/grown"))
+    found = tree_at(store.address("a/grown"), 1)
     assert found is not None
     assert (found / "task/task.toml").read_bytes() == b"1"
     store.put_bytes("a/object", b"1")
     for address in (store.address("a/object"), store.address("a"), store.url, f"{store.url}/not a key", "s3://bucket"):
-        assert tree_at(address) is None
+        assert tree_at(address, 1) is None
+
+
+def _lay(inside: Inside, manifest: bytes, parts: str | None = None) -> str:
+    """Puts a manifest as its owner likes it, and `owned`, what it might mean, everywhere; its address."""
+    digest = hashlib.sha256(manifest).hexdigest()
+    told = {"longshell-sha256": digest, "longshell-kind": "tree", "longshell-parts": parts or f".data/x/{digest}/"}
+    inside.client.put_object(Bucket=inside.name, Key="x", Body=manifest, Metadata=told)
+    inside.client.put_object(Bucket=inside.name, Key=f"{told['longshell-parts']}task.toml", Body=b"owned")
+    return f"s3://{inside.name}/x"
+
+
+@pytest.mark.parametrize("climbs", [True, False])
+def test_a_strangers_folder_writes_nothing_elsewhere(inside: Inside, tmp_path: Path, climbs: bool) -> None:
+    # Its manifest named files of the job's user, and they were written before anything was looked at.
+    outside = tmp_path / "home" / ".profile"
+    path = f"../../home/{outside.name}" if climbs else str(outside)
+    manifest = json.dumps({path: [5, hashlib.sha256(b"owned").hexdigest(), True]}).encode()
+    digest = hashlib.sha256(manifest).hexdigest()
+    inside.client.put_object(Bucket=inside.name, Key=f".data/x/{digest}/{path}", Body=b"owned")
+    with pytest.raises(DamagedError, match="which is no file below it"):
+        tree_at(_lay(inside, manifest), 1 << 20)
+    assert not outside.exists()
+
+
+def _told(size: int) -> bytes:
+    return json.dumps({"task.toml": [size, hashlib.sha256(b"owned").hexdigest(), False]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("manifest", "parts", "error", "said"),
+    [
+        (_told(1 << 40), None, StoreRefused, "has 1048576 MiB, more than 1"),
+        (_told(4), None, DamagedError, "task.toml has more than 4 bytes"),
+        (_told(5), "other/", DamagedError, "its files are said to lie at 'other/'"),
+        (b" " * 1_000 + _told(5), None, DamagedError, "x has more than 1000 bytes"),
+    ],
+)
+def test_a_strangers_folder_is_not_fetched_beyond_what_it_may_be(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch, manifest: bytes, parts: str | None, error: type, said: str
+) -> None:
+    monkeypatch.setattr(s3, "LARGEST_MANIFEST", 1_000)
+    with pytest.raises(error, match=said):
+        tree_at(_lay(inside, manifest, parts), 1 << 20)
+    found = tree_at(_lay(inside, _told(5)), 1 << 20)
+    assert found is not None
+    assert (found / "task.toml").read_bytes() == b"owned"
 
 
 @night
