@@ -19,10 +19,12 @@ from components.jobs import rejection
 from components.jobs.job import Job
 from components.learning.corpus import CORPUS, load_corpus
 from components.pool.index import index_folder
+from components.rollout import load_batch
 from components.tito import BpeTokenizer
 from tests.evaluation.parts import write_task
 from tests.jobs.conftest import MINIATURE, SMALL
 from tests.rejection.parts import KEY, Messages, Reply, ScriptedTeacher, tokenizer
+from tests.sampler.conftest import write_model
 
 LIMITS = (
     "model.vocab_size=512",
@@ -57,7 +59,7 @@ class Taught:
             write_task(folder / "pool" / "train" / word, instruction=f"Write {word} into /app/out.\n", test=test)
         index_folder(folder / "pool" / "train")
         self.store.put_tree("pool", folder / "pool")
-        checkpoint = folder / "checkpoint"
+        self.checkpoint = checkpoint = folder / "checkpoint"
         checkpoint.mkdir()
         self.tokenizer: BpeTokenizer = tokenizer()
         self.tokenizer._model.save(str(checkpoint / "tokenizer.json"))
@@ -207,3 +209,35 @@ def test_nothing_to_learn_from_is_refused_with_the_reasons(tmp_path: Path) -> No
         made = Taught(tmp_path, ["a"], teacher)
         with pytest.raises(ConfigError, match="none of 2 trials can be learned from: bar 2"):
             made.run()
+
+
+@pytest.mark.nightly
+def test_a_checkpoints_own_trials_are_learned_from_with_the_ids_that_its_sampler_drew(tmp_path: Path) -> None:
+    """A model of random weights, of which every trial passes: its ids are none that its text would be encoded to."""
+    with ScriptedTeacher(solve) as nobody:
+        made = Taught(tmp_path, ["a", "b"], nobody)
+    write_model(made.checkpoint, 1, vocab_size=made.tokenizer.vocab_size, max_position_embeddings=1024)
+    made.store.put_tree("checkpoint", made.checkpoint)
+    for word in ("a", "b"):
+        script = tmp_path / "pool" / "train" / word / "tests" / "test.sh"
+        script.write_text("#!/bin/bash\necho 1 > /logs/verifier/reward.txt\n")
+    index_folder(tmp_path / "pool" / "train")
+    made.store.put_tree("pool", tmp_path / "pool")
+    wishes = ["sft.demonstrations=null", "sft.rejection={attempts: 2}", "harness.max_turn_tokens=24"]
+    made.config = load(
+        MINIATURE, [*SMALL, *LIMITS, *wishes, f"model.vocab_size={made.tokenizer.vocab_size}", "sampler.slots=2"]
+    )
+    result = made.run()
+    assert (result["graded"], result["passed"], result["kept"], result["teacher"]) == (4, 4, 4, None)
+    samples = load_corpus(made.store.tree(result["samples"]) / CORPUS)
+    batches = [load_batch(made.store.tree(f"campaigns/c/rejection/passes/{number:06d}")) for number in range(2)]
+    trials = {
+        tuple(i for turn in trial.turns for i in turn.completion_ids.tolist())
+        for batch in batches
+        for trial in batch.trials
+    }
+    assert {tuple(sample.tokens[sample.loss_mask].tolist()) for sample in samples} == trials, "as they were drawn"
+    streams = [sample.tokens.tolist() for sample in samples]
+    assert any(made.tokenizer.encode(made.tokenizer.decode(ids)) != ids for ids in streams)
+    drawn = [turn for batch in batches for trial in batch.trials for turn in trial.turns]
+    assert all(np.isfinite(turn.logprobs).all() and turn.routing is None for turn in drawn)
