@@ -5,19 +5,24 @@ Invariant: whoever makes a thing, looks for it, or foresees it takes its name fr
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+import re
 
 EXPERIMENT = "longshell"
 """MLflow's experiment, of every campaign."""
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def shown(address: str) -> str:
-    """An address as it may be shown: with `***` for the password in it."""
-    parts = urlsplit(address)
-    if parts.password is None:
-        return address
-    user, host = parts.netloc.rpartition(":")[0].partition(":")[0], parts.netloc.rpartition("@")[2]
-    return parts._replace(netloc=f"{user}:***@{host}").geturl()
+    """An address as it may be shown: with `***` for who connects and for its query, where libpq takes a password.
+
+    One that is malformed may hold a password anywhere, so it is not parsed; where both could be meant, all is hidden.
+    """
+    scheme = "" if (found := _SCHEME.match(address)) is None else found[0]
+    who, at, place = address.removeprefix(scheme).rpartition("@")
+    if "?" in who:
+        return f"{scheme}***"
+    place, query, _ = place.partition("?")
+    return f"{scheme}{at and '***@'}{place}{query and '?***'}"
 
 
 def campaign_key(campaign: str, *parts: str | int) -> str:

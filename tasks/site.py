@@ -24,7 +24,6 @@ from pathlib import Path
 from components.artifacts import ArtifactStore, open_store
 from components.cluster import REPOSITORY, Cluster
 from components.errors import ConfigError, ServiceError
-from components.naming import shown
 
 _POSTGRESQL = ("postgresql://", "postgresql+", "postgres://")
 
@@ -59,7 +58,7 @@ class Site:
         problems = [f"{item} is not a port number" for item in bad]
         prefect, mlflow = env.get("LONGSHELL_PREFECT_DATABASE"), env.get("MLFLOW_TRACKING_URI")
         if prefect and not prefect.startswith(_POSTGRESQL):
-            problems.append(f"LONGSHELL_PREFECT_DATABASE: {shown(prefect)} is not postgresql://user:password@host/name")
+            problems.append("LONGSHELL_PREFECT_DATABASE is not of the form postgresql://user:password@host/name")
         if mlflow and mlflow.startswith(_POSTGRESQL) and find_spec("psycopg2") is None:
             problems.append("MLFLOW_TRACKING_URI: PostgreSQL needs psycopg2: install longshell[postgres]")
         if problems:

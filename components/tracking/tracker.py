@@ -59,13 +59,15 @@ class Tracker:
         self.uri = uri
         if uri.startswith("sqlite:///"):
             Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-        mlflow.set_tracking_uri(uri)  # Traces and external models are logged through MLflow's process-wide state.
         try:
             with _opening(uri):
                 self.client = MlflowClient(uri)
                 self._experiment = self._find_experiment(artifacts)
         except (MlflowException, OSError) as error:
-            raise ServiceError(f"MLflow at {shown(uri)}: {error}") from error
+            # MLflow tells an address with its password: that is taken out, and its own traceback is not shown.
+            told = str(error).replace(uri.rstrip("/"), shown(uri))
+            raise ServiceError(f"MLflow at {shown(uri)}: {told}") from None
+        mlflow.set_tracking_uri(uri)  # Traces and external models are logged through MLflow's process-wide state.
         mlflow.set_experiment(experiment_id=self._experiment)
         self._lock = threading.Lock()
         self._logged: dict[str, dict[int, int]] = {}

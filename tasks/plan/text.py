@@ -82,7 +82,7 @@ def _job(config: CampaignConfig, site: Site, store: ArtifactStore | None, job: F
 
 
 def _ray(config: CampaignConfig, site: Site) -> Iterator[str]:
-    where = site.given.get("ray", "a head node that is started here, and stopped again")
+    where = naming.shown(site.given.get("ray", "a head node that is started here, and stopped again"))
     yield f"cluster: {where}"
     yield f"a job's driver: on the head node, 0 CPUs, 0 GPUs; environment {_environment(config, site)}"
     yield f"the rollout actor of a leg and of the warm-up: beside the driver, {_resources(actors.ROLLOUTS)}"
@@ -166,7 +166,8 @@ def _records(config: CampaignConfig, site: Site, jobs: Sequence[Foreseen]) -> It
     model = naming.registered_model(name)
     yield f"MLflow {naming.shown(site.tracking_uri)}: experiment {naming.EXPERIMENT}, registered model {model}"
     yield f"  runs (tag longshell.key): {', '.join(runs)}"
-    yield f"Prefect {site.given.get('prefect', 'a server that is started here')}: flow run {name} of flow campaign"
+    prefect = naming.shown(site.given.get("prefect", "a server that is started here"))
+    yield f"Prefect {prefect}: flow run {name} of flow campaign"
     yield f"  deployments of it (`make ui`): {', '.join(_deployments('flows/campaign.py:campaign')) or 'none'}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -51,17 +52,36 @@ def test_addresses_are_given_to_each_with_the_driver_that_it_has() -> None:
 
 
 def test_a_database_of_another_kind_is_refused_without_its_password() -> None:
-    with pytest.raises(ConfigError, match="LONGSHELL_PREFECT_DATABASE") as caught:
-        Site.current({"LONGSHELL_PREFECT_DATABASE": "mysql://u:secret@h/x", "LONGSHELL_RAY_PORT": "x"})
-    assert "secret" not in str(caught.value)
-    assert len(caught.value.problems) == 2
+    for address in ("mysql://u:secret@h/x", "longshell:secret@db.internal:5432/prefect"):
+        with pytest.raises(ConfigError, match="LONGSHELL_PREFECT_DATABASE") as caught:
+            Site.current({"LONGSHELL_PREFECT_DATABASE": address, "LONGSHELL_RAY_PORT": "x"})
+        assert "secret" not in str(caught.value)
+        assert len(caught.value.problems) == 2
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "longshell:secret@db.internal/x",
+        "postgresql://u:p/secret@h/x",
+        "postgresql://u:p#secret@h/x",
+        "postgresql://u:p@secret@h/x",
+        "postgresql://u:p?secret@h/x",
+        "postgresql://h/x?user=u&password=secret",
+        "postgresql://h/x?user=u&password=p@secret",
+        "postgresql://h/x?user=u&password=p://secret",
+        "longshell:p://secret@h/x",
+    ],
+)
+def test_a_password_is_not_shown_wherever_it_stands(address: str) -> None:
+    assert not {"p", "secret"} & set(re.split(r"\W", shown(address)))
 
 
 @pytest.mark.parametrize(
     ("address", "seen"),
     [
-        ("postgresql+asyncpg://u:p%40ss@h:5432/x?host=/s", "postgresql+asyncpg://u:***@h:5432/x?host=/s"),
-        ("postgresql://u@h/x", "postgresql://u@h/x"),
+        ("postgresql+asyncpg://u:p%40ss@h:5432/x?host=/s", "postgresql+asyncpg://***@h:5432/x?***"),
+        ("postgresql://h/x", "postgresql://h/x"),
         ("sqlite:////var/x.db", "sqlite:////var/x.db"),
         ("http://127.0.0.1:5000", "http://127.0.0.1:5000"),
     ],

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from components.errors import ServiceError
 from components.tracking import Checkpoint, Registry, Run, Trace, Tracker, Trajectory, TurnView, log_trajectory
 from components.tracking.traces import MAX_SPANS
 
@@ -131,3 +133,10 @@ def test_a_finished_campaign_is_not_opened_again_by_what_belongs_to_it_and_a_sta
     assert status(tracker.stage(again, "evaluate", {})) == "RUNNING"
     tracker.end(campaign, failed=True)
     assert status(tracker.campaign("nightly", {}, {})) == "RUNNING"
+
+
+def test_what_mlflow_says_of_an_address_is_told_without_its_password() -> None:
+    address = "longshell:hunter2@db.internal/mlflow"
+    with pytest.raises(ServiceError, match="unsupported URI") as caught:
+        Tracker(address)
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
