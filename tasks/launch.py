@@ -42,7 +42,7 @@ def main(flow: Flow[..., Any], argv: Sequence[str] | None = None, *, reports: bo
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="changes to it")
     if reports:
         parser.add_argument("--dry-run", action="store_true", help="tell everything that would be done, and do nothing")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_intermixed_args(argv)  # changes may stand on both sides of an option
     try:
         if reports and arguments.dry_run:
             return tell_plan(arguments.config, arguments.overrides, Site.current())

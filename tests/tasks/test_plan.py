@@ -15,7 +15,9 @@ from components.errors import ConfigError
 from tasks.launch import main
 from tasks.plan import course, require_sound
 from tasks.site import Site
+from tests.buckets import Server, bucket_server, s3_server
 
+__all__ = ["bucket_server", "s3_server"]
 PAPER, MINIATURE = (REPOSITORY / "configs" / f"{name}.yaml" for name in ("t1-122b", "miniature"))
 BROKEN = {
     "trainer.layout.tp=3": "trainer.layout.tp 3 does not divide model.num_key_value_heads 2: lower tp",
@@ -105,6 +107,30 @@ def test_everything_that_is_broken_is_listed_at_once(
     for said in (*BROKEN.values(), f"state directory {home} cannot be made", "no store of kind ftp"):
         assert said in text
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+def test_buckets_that_are_not_there_are_listed_beside_everything_else(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bucket_server: Server
+) -> None:
+    monkeypatch.setenv("LONGSHELL_STORE", "s3://nowhere/longshell")
+    code, text = dry_run(capsys, PAPER, *BROKEN)
+    assert code == 2
+    for said in (*BROKEN.values(), "LONGSHELL_STORE: bucket nowhere: cannot open: there is no such bucket; make it"):
+        assert said in text
+
+    monkeypatch.setenv("LONGSHELL_STORE", f"s3://{bucket_server.bucket()}/longshell")
+    assert dry_run(capsys, PAPER)[0] == 0
+    code, text = dry_run(capsys, PAPER, "pool.imported={train: ['s3://gone/tasks'], heldout: [/tasks]}")
+    assert (code, "pool.imported.train.0: bucket gone: cannot open: there is no such bucket" in text) == (2, True)
+
+
+def test_changes_may_stand_on_both_sides_of_the_option(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [f"--config={MINIATURE}", "rl.legs=2", "--dry-run", "name=other"]
+    assert main(flows.campaign.campaign, arguments, reports=True) == 0
+    text = capsys.readouterr().out
+    assert "plan of campaign other-s1" in text
+    assert "rl-leg-2:" in text
+    assert "rl-leg-3:" not in text
 
 
 def test_a_configuration_under_a_taken_name_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
