@@ -22,6 +22,7 @@ from pathlib import Path
 
 from components.artifacts import tree_at
 from components.errors import TaskError, no_space
+from components.pool.archive import Listing
 from components.pool.bucket import SCHEME, fetch
 from components.pool.task import load_task
 from components.sandbox.unpack import extract
@@ -186,8 +187,8 @@ def _of_bucket(url: str, scratch: Path) -> tuple[list[Path], list[LeftOut]]:
 def _of_archive(source: Path, scratch: Path) -> tuple[list[Path], list[LeftOut]]:
     scratch.mkdir()
     try:
-        with tarfile.open(source) as archive:
-            _measure(source, archive)
+        with Listing(source) as listing, tarfile.open(fileobj=listing, mode="r:") as archive:
+            _measure(source, archive, listing)
             refused = [LeftOut(name, Reason.UNSAFE, why) for name, why in _unpack(archive, scratch)]
     except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         if no_space(error) is not None:
@@ -196,15 +197,20 @@ def _of_archive(source: Path, scratch: Path) -> tuple[list[Path], list[LeftOut]]
     return _whole(source, scratch, refused)
 
 
-def _measure(source: Path, archive: tarfile.TarFile) -> None:
+def _measure(source: Path, archive: tarfile.TarFile, listing: Listing) -> None:
     """Refuses an archive as soon as its members are too large or too many: to read on may take days."""
     size = 0
     for number, member in enumerate(archive, 1):
+        listing.grant()
+        member.pax_headers = {}  # Said already by its attributes; of a global one every member has a copy.
         size += member.size
+        if member.size < 0:
+            raise TaskError(str(source), [f"cannot be unpacked: {member.name[:200]!r} has a size below 0"])
         if size > LARGEST_ARCHIVE:
             raise TaskError(str(source), [f"unpacks to more than {LARGEST_ARCHIVE >> 20} MiB"])
         if number > MOST_MEMBERS:
             raise TaskError(str(source), [f"has more than {MOST_MEMBERS} members"])
+    listing.is_listed()
 
 
 def _unpack(archive: tarfile.TarFile, folder: Path) -> Iterator[tuple[str, str]]:
