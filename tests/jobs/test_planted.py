@@ -1,4 +1,4 @@
-"""Failures planted into a real leg of the miniature, each diagnosed by its name.
+"""Failures planted into real legs of the miniature, each diagnosed by its name.
 
 Smaller than the miniature, so that all of it takes minutes, and large enough that its model earns rewards: the real
 stages, tasks, boxes, sampler and trainer.
@@ -76,3 +76,12 @@ def test_a_tail_that_is_cancelled_and_starves_a_class_is_named(cut: Diagnosis) -
 
 def test_a_critic_that_begins_cold_is_named(cut: Diagnosis) -> None:
     assert finding(cut, "critic").severity is Severity.RED, finding(cut, "critic")
+
+
+def test_binary_rewards_on_hard_tasks_are_named_as_no_signal(planted: Planted) -> None:
+    hard = planted.variant("binary", "reward.credit=binary", "pool.min_subtasks=5", "pool.train_tasks=40")
+    diagnosis = planted.leg(hard, pool=hard.run("curate", {})["pool"])
+    assert finding(diagnosis, "zero_reward").severity is Severity.RED, finding(diagnosis, "zero_reward")
+    found = finding(diagnosis, "granularity")
+    assert found.severity is Severity.WARN, found
+    assert "only the whole verdict is rewarded" in found.text
