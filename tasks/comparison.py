@@ -38,7 +38,8 @@ def compare_with_last_night(
     if before is None:
         return
     try:
-        found = compare(*(rates(load_batch(store.tree(key)).trials) for key in (before, trials)))
+        with store.borrowed(before) as then, store.borrowed(trials) as now:
+            found = compare(*(rates(load_batch(folder).trials) for folder in (then, now)))
     except (LongshellError, ValueError) as error:  # a pool of other tasks, a night of faults, a damaged folder
         get_run_logger().warning("%s is not compared with %s: %s", _label(trials), _label(before), error)
         return

@@ -132,6 +132,11 @@ class LocalStore:
             raise DamagedError(f"store {self._root}: {key} is corrupt: {problem}")
         return target
 
+    @contextmanager
+    def borrowed(self, key: str) -> Iterator[Path]:
+        """See `ArtifactStore.borrowed`."""
+        yield self.tree(key)
+
     def delete(self, key: str) -> None:
         """See `ArtifactStore.delete`."""
         with self._clear_errors("delete", key):

@@ -14,8 +14,9 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,7 @@ _PARTS = "longshell-parts"
 _OBJECT, _TREE = "object", "tree"
 _READ_ATTEMPTS = 3
 """A reader may meet files of a version that a writer removes in that instant; it then reads the new one."""
+_Ask = Callable[[str, manifests.Manifest, Callable[[Path], None]], Path]
 
 
 class S3Store:
@@ -144,28 +146,18 @@ class S3Store:
         self._forget(key, before, digest)
 
     def tree(self, key: str, most: int | None = None) -> Path:
-        """See `ArtifactStore.tree`. The folder stays until this process has asked for several others.
+        """See `ArtifactStore.tree`.
 
         Raises:
             StoreRefused: its files have more than `most` bytes. None was fetched.
         """
-        for _ in range(_READ_ATTEMPTS):
-            data, told = self._read(key, LARGEST_MANIFEST)
-            if told[_KIND] != _TREE:
-                raise StoreError(f"store {self._url}: {key} is an object, not a folder")
-            digest, manifest = hashlib.sha256(data).hexdigest(), manifests.parse(data)
-            size = sum(each.size for each in manifest.values())
-            if most is not None and size > most:
-                raise StoreRefused(f"store {self._url}: {key} has {size >> 20} MiB, more than {most >> 20}")
-            parts = told.get(_PARTS, "")
-            if parts not in _places_of(self._name(key), digest):
-                raise DamagedError(f"store {self._url}: {key} is corrupt: its files are said to lie at {parts!r}")
-            try:
-                return self._cache.get(digest, manifest, partial(self._fetch, key, parts, manifest))
-            except DamagedError:
-                if self._tree_digest(key) == digest:
-                    raise
-        raise StoreError(f"store {self._url}: {key} is replaced faster than it can be read")
+        return self._cached(key, self._cache.get, most)
+
+    @contextmanager
+    def borrowed(self, key: str) -> Iterator[Path]:
+        """See `ArtifactStore.borrowed`."""
+        with ExitStack() as block:
+            yield self._cached(key, lambda *wanted: block.enter_context(self._cache.borrowed(*wanted)))
 
     def is_tree(self, key: str) -> bool:
         """Whether `key` names a folder."""
@@ -196,6 +188,26 @@ class S3Store:
         """Digest of the manifest of a folder; None of an object, or of nothing."""
         found = self._bucket.head(self._name(key))
         return None if found is None or found.told.get(_KIND) != _TREE else found.told.get(_SHA256)
+
+    def _cached(self, key: str, ask: _Ask, most: int | None = None) -> Path:
+        """What the cache gives of a folder."""
+        for _ in range(_READ_ATTEMPTS):
+            data, told = self._read(key, LARGEST_MANIFEST)
+            if told[_KIND] != _TREE:
+                raise StoreError(f"store {self._url}: {key} is an object, not a folder")
+            digest, manifest = hashlib.sha256(data).hexdigest(), manifests.parse(data)
+            size = sum(each.size for each in manifest.values())
+            if most is not None and size > most:
+                raise StoreRefused(f"store {self._url}: {key} has {size >> 20} MiB, more than {most >> 20}")
+            parts = told.get(_PARTS, "")
+            if parts not in _places_of(self._name(key), digest):
+                raise DamagedError(f"store {self._url}: {key} is corrupt: its files are said to lie at {parts!r}")
+            try:
+                return ask(digest, manifest, partial(self._fetch, key, parts, manifest))
+            except DamagedError:
+                if self._tree_digest(key) == digest:
+                    raise
+        raise StoreError(f"store {self._url}: {key} is replaced faster than it can be read")
 
     def _fetch(self, key: str, parts: str, manifest: manifests.Manifest, into: Path) -> None:
         def fetch(path: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,10 +70,16 @@ class ArtifactStore(Protocol):
     def tree(self, key: str) -> Path:
         """A read-only folder with exactly the files that were put, verified against their manifest.
 
+        It stays while this process lives and nobody replaces or deletes it.
+
         Raises:
             DamagedError: they are not what was put.
             StoreError: the key is absent, or cannot be read.
         """
+        ...
+
+    def borrowed(self, key: str) -> AbstractContextManager[Path]:
+        """`tree` for as long as a block lasts: for what is read once, of which there are many."""
         ...
 
     def address(self, key: str) -> str:

@@ -126,7 +126,8 @@ class Leg:
     def _learn(self, step: int) -> dict[str, float]:
         """Critic, then actor, on the batch of `step`; the metrics of its rollouts and of the update."""
         config = self._job.config
-        batch = load_batch(self._job.store.tree(self._key("batches", f"{step:06d}")))
+        with self._job.store.borrowed(self._key("batches", f"{step:06d}")) as folder:
+            batch = load_batch(folder)
         rollout = self._rollout(step)
         assert rollout is not None
         rewards, groups = _of_samples(batch)

@@ -308,7 +308,8 @@ def _graded(job: Job) -> tuple[list[Graded], list[LeftOut]]:
     graded: list[Graded] = []
     without: list[LeftOut] = []
     for number in _done(job, _wanted(job.config)):
-        batch = load_batch(job.store.tree(_key(job, number)))
+        with job.store.borrowed(_key(job, number)) as folder:
+            batch = load_batch(folder)
         without += faulted(batch.ledger.rows, job.record(STAGE, number)["unpaid"])
         streams: dict[str, list[Sample]] = {}
         for sample in batch.samples:

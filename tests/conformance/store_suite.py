@@ -55,6 +55,14 @@ class StoreSuite:
         assert store.exists("m/model")
         assert store.list("m") == ["m/model"]
 
+    def test_a_borrowed_folder_is_the_one_that_was_put(self, store: ArtifactStore, tmp_path: Path) -> None:
+        store.put_tree("m", make_folder(tmp_path / "in", {"a": b"1"}))
+        for _ in range(2):
+            with store.borrowed("m") as folder:
+                assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"a": b"1"}
+        with pytest.raises(StoreError, match="no/such"), store.borrowed("no/such"):
+            pass
+
     def test_a_program_comes_back_executable_and_a_file_does_not(self, store: ArtifactStore, tmp_path: Path) -> None:
         source = make_folder(tmp_path / "in", {"run.sh": b"#!/bin/sh", "data": b"1"})
         (source / "run.sh").chmod(0o755)

@@ -101,7 +101,8 @@ def _batches(store: ArtifactStore, campaign: str | None) -> Iterator[str]:
 
 def _look(store: ArtifactStore, key: str, trial_id: str) -> Stored | LedgerRow | None:
     """A trial of a batch; its row in the ledger, where that is all there is of it."""
-    batch = load_batch(store.tree(key), only={trial_id})
+    with store.borrowed(key) as folder:
+        batch = load_batch(folder, only={trial_id})
     row = next((row for row in batch.ledger.rows if row.trial_id == trial_id), None)
     if row is None or not batch.trials:
         return row
