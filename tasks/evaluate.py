@@ -50,7 +50,7 @@ def _record(config: CampaignConfig, driven: Driven, score: Score, index: int) ->
         tracking.registry(name).evaluated(result["checkpoint"], score.pass_rate)
     if trials := result.get("trials"):
         if "harbor" not in result:  # Harbor's trajectories are files of its own, beside the trials
-            log_trajectories(driven.store, driven.run, trials, result["checkpoint"], index)
+            log_trajectories(driven.store, driven.run, name, trials, index)
         if index >= NIGHTLY_INDEX:
             compare_with_last_night(driven.store, driven.run, name, result["series"], trials, index)
     key = _artifact_key(name, score.label, result["series"])

@@ -21,13 +21,14 @@ PAGE = "longshell.page"
 """Tag of a trace: where the trial's page is."""
 
 
-def log_trajectories(store: ArtifactStore, run: Run, trials_key: str, checkpoint_key: str, step: int) -> int:
+def log_trajectories(store: ArtifactStore, run: Run, campaign: str, trials_key: str, step: int) -> int:
     """Logs a deterministic sample of stored trials, each once; gives how many were new."""
     from components.rollout import load_batch
     from components.tracking import log_trajectory
 
-    batch = load_batch(store.tree(trials_key))
-    tokenizer = _Decoder(store.tree(checkpoint_key))
+    with store.borrowed(trials_key) as folder:
+        batch = load_batch(folder)
+    tokenizer = _decoder(store, campaign)
     graded = sorted(zip(batch.trials, batch.rewards, strict=True), key=lambda pair: pair[0].trial_id)
     failed = [pair for pair in graded if not pair[1].outcome][:FAILURES]
     passed = [pair for pair in graded if pair[1].outcome][:SUCCESSES]
@@ -63,8 +64,9 @@ def _trace(store: ArtifactStore, run: Run, campaign: str, told: Mapping[str, Any
 
     try:
         trial_id = told["row"]["trial_id"]
-        batch = load_batch(store.tree(told["batch"]), only={trial_id})
-        seen = _trajectory(batch.trials[0], batch.rewards[0], _Decoder(store.tree(f"campaigns/{campaign}/tokenizer")))
+        with store.borrowed(told["batch"]) as folder:
+            batch = load_batch(folder, only={trial_id})
+        seen = _trajectory(batch.trials[0], batch.rewards[0], _decoder(store, campaign))
     except LongshellError as error:
         get_run_logger().warning("trial %s has no trace: %s", told["row"]["trial_id"], error)
         return None
@@ -72,13 +74,18 @@ def _trace(store: ArtifactStore, run: Run, campaign: str, told: Mapping[str, Any
     return None if trace is None else tracking.trace_link(run, trace.trace_id)
 
 
-class _Decoder:
-    """Token ids to text, with a checkpoint's own tokenizer."""
+def _decoder(store: ArtifactStore, campaign: str) -> _Decoder:
+    """With the tokenizer that a campaign's jobs keep by itself: a checkpoint in a bucket would come whole."""
+    return _Decoder(store.tree(f"campaigns/{campaign}/tokenizer"))
 
-    def __init__(self, checkpoint: Path) -> None:
+
+class _Decoder:
+    """Token ids to text, with a campaign's own tokenizer."""
+
+    def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer
 
-        self._tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def text(self, ids: Any) -> str:
         return str(self._tokenizer.decode([int(each) for each in ids], skip_special_tokens=False))

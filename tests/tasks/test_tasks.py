@@ -184,9 +184,10 @@ def test_some_stored_trials_become_traces_failures_first_each_once(store: LocalS
     tracker, run, _ = watched
     vocabulary = {"<unk>": 0, "$": 1, "ls": 2, "ok": 3}
     Tokenizer(WordLevel(vocabulary, unk_token="<unk>")).save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "model").mkdir()
-    (tmp_path / "tokenizer.json").rename(tmp_path / "model" / "tokenizer.json")
-    store.put_tree("model", tmp_path / "model")
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer.json").rename(tmp_path / "tokenizer" / "tokenizer.json")
+    # The tokenizer came with the checkpoint: of a store in a bucket, the whole model was fetched for it.
+    store.put_tree("campaigns/c-s1/tokenizer", tmp_path / "tokenizer")
     trials, rewards, ledger = [], [], Ledger(0)
     for number in range(8):
         task = TaskRef("pool", f"task-{number}", "d", "files")
@@ -199,8 +200,8 @@ def test_some_stored_trials_become_traces_failures_first_each_once(store: LocalS
         ledger.end(f"trial-{number}", Outcome.ADMITTED)
     save_batch(tmp_path / "trials", trials, [], rewards, ledger)
     store.put_tree("trials", tmp_path / "trials")
-    assert log_trajectories(store, run, "trials", "model", 1) == 5
-    assert log_trajectories(store, run, "trials", "model", 1) == 0
+    assert log_trajectories(store, run, "c-s1", "trials", 1) == 5
+    assert log_trajectories(store, run, "c-s1", "trials", 1) == 0
     traces = tracker.client.search_traces(locations=[run.experiment_id])
     assert {trace.info.tags["longshell.trial_id"] for trace in traces} == {f"trial-{n}" for n in range(5)}
     last = traces[0].data.spans[2]
