@@ -57,7 +57,10 @@ def read_at(address: str) -> bytes:
         StoreError: there is nothing, or it cannot be read.
     """
     if not address.startswith(f"{SCHEME}://"):
-        return Path(address).read_bytes()
+        try:
+            return Path(address).read_bytes()
+        except OSError as error:
+            raise StoreError(f"{address} cannot be read: {error.strerror or error}") from error
     place, _, name = address.rpartition("/")
     return S3Store(place).get_bytes(name)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from components.artifacts import LocalStore, open_store, store_url
+from components.artifacts import LocalStore, open_store, read_at, store_url
 from components.errors import ConfigError, DamagedError, Failure, StoreError, failure_of
 from tests.conformance.store_suite import StoreRaces, StoreSuite, make_folder
 from tests.disks import small_disk
@@ -67,6 +67,11 @@ def test_a_folder_whose_writer_was_killed_is_not_there(store: LocalStore, tmp_pa
     assert not store.exists("m")
     with pytest.raises(StoreError, match="there is no m"):
         store.tree("m")
+
+
+def test_an_address_at_which_nothing_is_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"none\.json cannot be read: No such file"):
+        read_at(str(tmp_path / "none.json"))
 
 
 def test_changed_bytes_are_never_returned(store: LocalStore, tmp_path: Path) -> None:
