@@ -112,10 +112,19 @@ def _stage(store: ArtifactStore, name: str, stage: str, step: int) -> StageHealt
 
 
 def _severity(store: ArtifactStore, name: str, done: set[str]) -> str | None:
-    """Of the diagnosis of all steps, which is number 0, or of the last leg's."""
+    """Of the diagnosis that had seen most steps, and of equal ones the newest.
+
+    Those of number 0 may have been asked for at any time; of the legs' no earlier one can have seen more than the last.
+    """
     start = f"{name}-diagnose-"
-    numbered = {int(job.removeprefix(start).partition("-")[0]): job for job in done if job.startswith(start)}
-    if not numbered:
+    numbers = {job: int(job.removeprefix(start).partition("-")[0]) for job in sorted(done) if job.startswith(start)}
+    looked_at = {0, max(numbers.values(), default=0)}
+    results = [
+        store.get_json(campaign_key(name, "jobs", job, "result.json"))
+        for job, number in numbers.items()
+        if number in looked_at
+    ]
+    if not results:
         return None
-    last = numbered.get(0) or numbered[max(numbered)]
-    return str(store.get_json(campaign_key(name, "jobs", last, "result.json"))["severity"])
+    # What an earlier version told has neither, and gives way to what has.
+    return str(max(results, key=lambda result: (result.get("steps", 0), result.get("told_s", 0.0)))["severity"])

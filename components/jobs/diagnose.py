@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from components.diagnostics import Evaluation, diagnose, figures, page, render
@@ -25,9 +26,9 @@ RL = "rl"
 
 
 def stage(job: Job) -> dict[str, Any]:
-    """Result: {"report", "page", "figures", "verdict", "severity", "findings", "trajectories"}.
+    """Result: {"report", "page", "figures", "verdict", "severity", "findings", "trajectories", "steps", "told_s"}.
 
-    The first three are store keys. `trajectories` are trials of the steps since `before` that a person should read:
+    The first three are store keys; `steps` is how many were looked at, and `told_s` when, in seconds since 1970. `trajectories` are trials of the steps since `before` that a person should read:
     {"step", "reasons", "row", "batch", "page"}, the last two store keys; `page` is None where it could not be made.
 
     Inputs: `results`, the evaluations by label; `through`, how many steps are looked at (None for all that are there);
@@ -72,6 +73,8 @@ def stage(job: Job) -> dict[str, Any]:
         "trajectories": [
             {**each.to_json(), "batch": _batch(job, each.step), "page": pages[each.row.trial_id]} for each in read
         ],
+        "steps": len(records),
+        "told_s": time.time(),
     }
 
 

@@ -14,6 +14,11 @@ def record(store: LocalStore, campaign: str, stage: str, step: int, **metrics: f
     store.put_json(step_key(campaign, stage, step, "record.json"), document)
 
 
+def diagnosed(store: LocalStore, job: str, severity: str, steps: int, told_s: float = 10.0) -> None:
+    document = {"severity": severity, "steps": steps, "told_s": told_s}
+    store.put_json(campaign_key("a-s1", "jobs", f"a-s1-diagnose-{job}", "result.json"), document)
+
+
 def test_every_campaign_is_told_by_its_last_steps_its_jobs_and_its_last_diagnosis(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.put_json(campaign_key("a-s1", "campaign.json"), {"started_s": 7.5, "config": {}})
@@ -22,8 +27,8 @@ def test_every_campaign_is_told_by_its_last_steps_its_jobs_and_its_last_diagnosi
     record(store, "a-s1", "sft", 3, loss=1.0)
     for attempt in range(3):
         store.put_json(campaign_key("a-s1", "jobs", "a-s1-rl-2-d", f"submitted-{attempt}.json"), {})
-    for index, severity in ((1, "warn"), (2, "red")):
-        store.put_json(campaign_key("a-s1", "jobs", f"a-s1-diagnose-{index}-d", "result.json"), {"severity": severity})
+    diagnosed(store, "1-d", "warn", 2)
+    diagnosed(store, "2-d", "red", 4)
     store.put_json(campaign_key("a-s1", "jobs", "a-s1-diagnose-2-d", "submitted-0.json"), {})
     store.put_json(campaign_key("b-s1", "campaign.json"), {"started_s": 8.0, "config": {}})
     store.put_json(campaign_key("b-s1", "results.json"), {})
@@ -40,5 +45,20 @@ def test_every_campaign_is_told_by_its_last_steps_its_jobs_and_its_last_diagnosi
     assert running.attempts == {"a-s1-rl-2-d": 3}
     assert (ended.finished, ended.stages, ended.severity) == (True, {}, None)
 
-    store.put_json(campaign_key("a-s1", "jobs", "a-s1-diagnose-0-d", "result.json"), {"severity": "ok"})
-    assert health(store)["a-s1"].severity == "ok", "that of all steps is the last"
+
+def test_the_severity_is_of_the_diagnosis_that_saw_most_steps_and_of_equal_ones_of_the_newest(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put_json(campaign_key("a-s1", "campaign.json"), {"started_s": 7.5, "config": {}})
+
+    def told() -> str | None:
+        return health(store)["a-s1"].severity
+
+    diagnosed(store, "1-d", "red", 2)
+    diagnosed(store, "0-by-hand", "ok", 3, 20.0)
+    assert told() == "ok"
+    for leg in (2, 3, 10):
+        diagnosed(store, f"{leg}-d", "red", 2 * leg, 30.0 + leg)
+        assert told() == "red", "what was asked for by hand after the first leg hides no later one"
+    for number in range(8):
+        diagnosed(store, f"0-again{number}", "warn" if number == 5 else "blind", 20, 50.0 - abs(number - 5))
+    assert told() == "warn"

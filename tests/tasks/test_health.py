@@ -25,7 +25,8 @@ def store(tmp_path: Path) -> LocalStore:
     document = {"step": 3, "total": 9, "timestamp_ms": 5_000, "metrics": {"rollout/reward_mean": 0.25, "gap": None}}
     made.put_json(step_key("a-s1", "rl", 3, "record.json"), document)
     made.put_json(campaign_key("a-s1", "jobs", "a-s1-rl-1-d", "submitted-0.json"), {})
-    made.put_json(campaign_key("a-s1", "jobs", "a-s1-diagnose-1-d", "result.json"), {"severity": "red"})
+    diagnosed = {"severity": "red", "steps": 4, "told_s": 6.0}
+    made.put_json(campaign_key("a-s1", "jobs", "a-s1-diagnose-1-d", "result.json"), diagnosed)
     return made
 
 
