@@ -1,7 +1,8 @@
 """`python -m tasks.health`: the campaigns of this installation's store as metrics for Prometheus.
 
 Invariant: every answer is of one reading of the store, at most `FRESH_S` old, however many ask. A store that cannot be
-read is the metric `longshell_store_up 0` and a line in the log, never a stale figure.
+read is the metric `longshell_store_up 0` and a line in the log, never a stale figure; a campaign that cannot be read is
+`longshell_campaign_readable 0` and such a line, and hides no other.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ log = logging.getLogger("longshell")
 class Health(Collector):
     """What Prometheus reads. `read` gives every campaign by its name."""
 
-    def __init__(self, read: Callable[[], Mapping[str, CampaignHealth]], clock: Callable[[], float]) -> None:
+    def __init__(self, read: Callable[[], Mapping[str, CampaignHealth | None]], clock: Callable[[], float]) -> None:
         self._read = read
         self._clock = clock
         self._lock = threading.Lock()
-        self._seen: Mapping[str, CampaignHealth] | None = None
+        self._seen: Mapping[str, CampaignHealth | None] | None = None
         self._read_at = float("-inf")
 
     def describe(self) -> list[Metric]:
@@ -54,11 +55,13 @@ class Health(Collector):
             "longshell_store_up", "Whether the artifact store could be read", value=float(found is not None)
         )
         if found is not None:
-            yield from _campaigns(found)
-            yield from _steps(found)
-            yield from _jobs(found)
+            yield _readable(found)
+            known = {name: each for name, each in found.items() if each is not None}
+            yield from _campaigns(known)
+            yield from _steps(known)
+            yield from _jobs(known)
 
-    def _campaigns(self) -> Mapping[str, CampaignHealth] | None:
+    def _campaigns(self) -> Mapping[str, CampaignHealth | None] | None:
         with self._lock:
             now = self._clock()
             if now - self._read_at >= FRESH_S:
@@ -69,6 +72,13 @@ class Health(Collector):
                     self._seen = None
                 self._read_at = now
             return self._seen
+
+
+def _readable(found: Mapping[str, CampaignHealth | None]) -> Metric:
+    made = GaugeMetricFamily("longshell_campaign_readable", "Whether its documents could be read", labels=["campaign"])
+    for name, each in found.items():
+        made.add_metric([name], float(each is not None))
+    return made
 
 
 def _campaigns(found: Mapping[str, CampaignHealth]) -> Iterator[Metric]:

@@ -1,18 +1,22 @@
 """How campaigns are doing right now, from their artifact store alone: what a watcher that never sleeps asks.
 
-Invariant: what was not measured is absent. Reading costs one listing and a few small documents a campaign, however many
+Invariant: what was not measured is absent, and a campaign that cannot be read hides no other. Reading costs one listing and a few small documents a campaign, however many
 steps it has.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from components.artifacts import ArtifactStore
+from components.errors import DamagedError
 from components.naming import campaign_key, step_key
+
+log = logging.getLogger(__name__)
 
 _STEP = re.compile(r"campaigns/(?P<campaign>[^/]+)/(?P<stage>[^/]+)/steps/(?P<step>\d{6})/record\.json")
 _ATTEMPT = re.compile(r"campaigns/(?P<campaign>[^/]+)/jobs/(?P<job>[^/]+)/submitted-\d+\.json")
@@ -66,14 +70,14 @@ class _Listed:
     done: set[str] = field(default_factory=set)
 
 
-def health(store: ArtifactStore) -> dict[str, CampaignHealth]:
-    """Every campaign of a store, by its name.
+def health(store: ArtifactStore) -> dict[str, CampaignHealth | None]:
+    """Every campaign of a store, by its name; None for one that has a document which is damaged, or not one of ours.
 
     Raises:
-        StoreError: it cannot be read.
+        StoreError: the store cannot be read.
     """
     keys = store.list("campaigns")
-    return {name: _campaign(store, name, listed, set(keys)) for name, listed in _sorted_out(keys).items()}
+    return {name: _readable(store, name, listed, set(keys)) for name, listed in _sorted_out(keys).items()}
 
 
 def _sorted_out(keys: Iterable[str]) -> dict[str, _Listed]:
@@ -92,6 +96,15 @@ def _sorted_out(keys: Iterable[str]) -> dict[str, _Listed]:
             else:
                 listed.done.add(match["job"])
     return found
+
+
+def _readable(store: ArtifactStore, name: str, listed: _Listed, keys: set[str]) -> CampaignHealth | None:
+    """The boundary at which a document that is not as it was agreed becomes a campaign that cannot be read."""
+    try:
+        return _campaign(store, name, listed, keys)
+    except (DamagedError, LookupError, TypeError, ValueError, AttributeError) as error:
+        log.warning("campaign %s cannot be read: %s: %s", name, type(error).__name__, error)
+        return None
 
 
 def _campaign(store: ArtifactStore, name: str, listed: _Listed, keys: set[str]) -> CampaignHealth:

@@ -77,3 +77,26 @@ def test_a_store_that_fails_is_told_and_no_old_figure_is(store: LocalStore) -> N
     away[0] = False
     now[0] += FRESH_S
     assert read()["longshell_step", (("campaign", "a-s1"), ("stage", "rl"))] == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "document"),
+    [
+        (campaign_key("b-s1", "campaign.json"), {"config": {}}),
+        (step_key("b-s1", "rl", 0, "record.json"), {"step": 0, "metrics": {"x": "much"}}),
+        (step_key("b-s1", "rl", 0, "record.json"), []),
+        (campaign_key("b-s1", "jobs", "b-s1-diagnose-0-d", "result.json"), {"verdict": "ok"}),
+    ],
+)
+def test_a_campaign_whose_document_is_not_as_agreed_is_told_and_hides_no_other(
+    store: LocalStore, key: str, document: object
+) -> None:
+    if not key.endswith("campaign.json"):
+        store.put_json(campaign_key("b-s1", "campaign.json"), {"started_s": 7.5, "config": {}})
+    store.put_json(key, document)
+    found = served(lambda: store, lambda: 0.0)()
+    assert found["longshell_store_up", ()] == 1
+    assert found["longshell_step", (("campaign", "a-s1"), ("stage", "rl"))] == 3
+    assert found["longshell_campaign_readable", (("campaign", "a-s1"),)] == 1
+    assert [name for name, labels in found if ("campaign", "b-s1") in labels] == ["longshell_campaign_readable"]
+    assert found["longshell_campaign_readable", (("campaign", "b-s1"),)] == 0
