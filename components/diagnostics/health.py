@@ -1,7 +1,7 @@
 """How campaigns are doing right now, from their artifact store alone: what a watcher that never sleeps asks.
 
-Invariant: what was not measured is absent, and a campaign that cannot be read hides no other. Reading costs one listing and a few small documents a campaign, however many
-steps it has.
+Invariant: what was not measured is absent, and a campaign that cannot be read hides no other. Reading costs one listing
+and a few small documents a campaign, however many steps it has.
 """
 
 from __future__ import annotations

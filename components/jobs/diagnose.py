@@ -28,8 +28,9 @@ RL = "rl"
 def stage(job: Job) -> dict[str, Any]:
     """Result: {"report", "page", "figures", "verdict", "severity", "findings", "trajectories", "steps", "told_s"}.
 
-    The first three are store keys; `steps` is how many were looked at, and `told_s` when, in seconds since 1970. `trajectories` are trials of the steps since `before` that a person should read:
-    {"step", "reasons", "row", "batch", "page"}, the last two store keys; `page` is None where it could not be made.
+    The first three are store keys; `steps` is how many were looked at, and `told_s` when, in seconds since 1970.
+    `trajectories` are trials of the steps since `before` that a person should read: {"step", "reasons", "row", "batch",
+    "page"}, the last two store keys; `page` is None where it could not be made.
 
     Inputs: `results`, the evaluations by label; `through`, how many steps are looked at (None for all that are there);
     `before`, how many the report before this one had looked at (0 when it is the first).
