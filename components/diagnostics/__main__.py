@@ -25,6 +25,7 @@ from components.diagnostics.trajectory import (
     rows,
     section,
     stored,
+    unread,
     view,
 )
 from components.errors import LongshellError
@@ -44,10 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         store = open_store(arguments.store)
         records, evaluations = read(store, arguments.campaign)
-        worth = chosen(rows(store, arguments.campaign, [int(record["step"]) for record in records]))
+        trials, problems = rows(store, arguments.campaign, [int(record["step"]) for record in records])
     except LongshellError as error:
         print(error, file=sys.stderr)
         return EXIT_REFUSED
+    worth = chosen(trials)
     now_ms = int(time.time() * 1000) if arguments.running else None
     diagnosis = diagnose(records, evaluations, now_ms=now_ms)
     title = f"Diagnosis of {arguments.campaign}"
@@ -56,14 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             arguments.out.mkdir(parents=True, exist_ok=True)
             written = _write_pages(arguments.out, store, arguments.campaign, worth)
-            whole = text + (f"\n{section(worth, beside(written))}" if worth else "")
+            whole = text + (f"\n{section(worth, beside(written))}" if worth else "") + unread(problems)
             write_whole(arguments.out / "report.html", page(title, whole, figures(records, evaluations)))
         except OSError as error:
             print(f"{arguments.out} cannot be written: {error.strerror}", file=sys.stderr)
             return EXIT_REFUSED
     command = f"python -m components.diagnostics.trajectory {store.url} TRIAL"
     told = f"\n{section(worth, {})}\n`{command}` writes the page of one.\n" if worth else ""
-    print(text + told, end="")
+    print(text + told + unread(problems), end="")
     return EXIT_RED if diagnosis.severity is Severity.RED else 0
 
 

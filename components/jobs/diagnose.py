@@ -16,6 +16,7 @@ from components.diagnostics.trajectory import (
     rows,
     section,
     stored,
+    unread,
     view,
 )
 from components.errors import LongshellError
@@ -53,11 +54,16 @@ def stage(job: Job) -> dict[str, Any]:
     )
     name = job.campaign if through is None else f"{job.campaign} after step {through}"
     drawn = figures(records, evaluations)
-    read = chosen(rows(job.store, job.campaign, [record["step"] for record in records if record["step"] >= before]))
+    since = [record["step"] for record in records if record["step"] >= before]
+    trials, problems = rows(job.store, job.campaign, since)
+    for problem in problems:
+        log.warning("trials that could not be looked at: %s", problem)
+    read = chosen(trials)
     pages = {each.row.trial_id: _page(job, each, through) for each in read}
     text = render(f"Diagnosis of {name}", diagnosis, records, evaluations, before=earlier)
     if read:
         text += "\n" + section(read, beside(name for name, key in pages.items() if key))
+    text += unread(problems)
     keys = [diagnosis_key(job.campaign, through, "figures", f"{figure}.png") for figure in drawn]
     for key, data in zip(keys, drawn.values(), strict=True):
         job.store.put_bytes(key, data)

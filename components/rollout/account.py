@@ -8,14 +8,14 @@ again writes the same again. What the step did not learn from (a stale chunk, a 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from components.errors import StoreError
+from components.errors import RecordError, StoreError
 from components.records import AssertionOutcome, Float32, Reward, Sample, Trial
 
 FIELDS = ("behaviour", "current", "advantages", "values")
@@ -38,9 +38,9 @@ class TokenFigures:
     values: Float32 | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRow:
-    """One trial of a step's batch.
+    """One trial of a step's batch. A field that is new has a default: a running campaign has rows without it.
 
     Attributes:
         assertions: how many the verifier reported as passed, of whatever kind; None without a report of assertions.
@@ -57,13 +57,26 @@ class TrialRow:
     resolved: bool
     passed: int
     total: int
-    assertions: int | None
-    stop: str | None
+    assertions: int | None = None
+    stop: str | None = None
     turns: int
     sampled: int
-    gap: float | None
-    advantage: float | None
+    gap: float | None = None
+    advantage: float | None = None
     tampering: int
+
+    @classmethod
+    def from_json(cls, told: Any) -> TrialRow:
+        """A stored row of any version: what it may lack is as by default, what is new to us is passed over.
+
+        Raises:
+            RecordError: it is no row, or lacks what every version has.
+        """
+        if not isinstance(told, Mapping):
+            raise RecordError(f"a trial's row is a {type(told).__name__}, not an object")
+        if missing := [each.name for each in fields(cls) if each.default is MISSING and each.name not in told]:
+            raise RecordError(f"a trial's row lacks {', '.join(missing)}")
+        return cls(**{each.name: told[each.name] for each in fields(cls) if each.name in told})
 
 
 def trial_rows(

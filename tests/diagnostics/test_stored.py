@@ -67,6 +67,16 @@ def test_the_command_names_the_trials_to_read(tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "out" / "trajectories").exists(), "what cannot be read has no page"
 
 
+def test_the_command_tells_of_a_step_whose_trials_cannot_be_looked_at(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("components.diagnostics.__main__.figures", lambda *series: {})
+    store = stored_campaign(tmp_path)
+    keep(store, CAMPAIGN, records(steps=4))
+    (tmp_path / "store" / "campaigns" / CAMPAIGN / "rl" / "trials" / "000003").write_bytes(b"other bytes")
+    assert main([store.url, CAMPAIGN, "--out", str(tmp_path / "out")]) == 0
+    assert "## Trials that could not be looked at\n\n- `step 3: " in capsys.readouterr().out
+    assert "Trials that could not be looked at" in (tmp_path / "out" / "report.html").read_text()
+
+
 def test_the_command_writes_the_report_and_the_pages_that_it_leads_to(tmp_path, monkeypatch):
     monkeypatch.setattr("components.diagnostics.__main__.figures", lambda *series: {})
     store = stored_campaign(tmp_path)

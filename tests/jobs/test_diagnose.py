@@ -63,3 +63,18 @@ def test_only_the_steps_since_the_report_before_are_chosen_from(store: LocalStor
     result = report(store, tmp_path)
     assert result["trajectories"] == [], "its steps were taken before rows were kept"
     assert "Trajectories to read" not in store.get_bytes(result["report"]).decode()
+
+
+@pytest.mark.parametrize("rows", [None, {}, [{"trial_id": "t"}], ["t"]])
+def test_a_step_whose_rows_cannot_be_read_is_named_and_ends_no_report(
+    store: LocalStore, tmp_path: Path, rows: Any
+) -> None:
+    key = f"campaigns/{CAMPAIGN}/rl/trials/000002"
+    store.put_json(key, rows)
+    if rows is None:
+        (tmp_path / "store" / key).write_bytes(b"other bytes")
+    result = report(store, tmp_path)
+    assert {each["row"]["trial_id"] for each in result["trajectories"]} == {"plain", "hostile"}, "those of other steps"
+    text = store.get_bytes(result["report"]).decode()
+    assert "## Trials that could not be looked at\n\n- `step 2: " in text
+    assert "Trials that could not be looked at" in store.get_bytes(result["page"]).decode()

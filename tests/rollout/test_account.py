@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from components.errors import StoreError
+from components.errors import RecordError, StoreError
 from components.rollout import TokenFigures, TrialRow, dump_figures, load_figures, trial_rows
 from tests.rollout.parts import graded, reward, sample_of, tasks
 
@@ -47,3 +47,15 @@ def test_a_row_has_the_figures_of_all_chunks_of_its_trial_and_none_where_none_wa
     assert (rows[1].gap, rows[1].advantage) == (None, None)
     assert [row.assertions for row in rows] == [2, 1]
     assert [row.tampering for row in rows] == [0, 1]
+
+
+def test_a_row_of_another_version_is_read_and_one_that_lacks_what_every_version_has_is_refused():
+    trials, samples = step()
+    told = trial_rows(trials, [reward(0.2), reward(0.0, False)], [samples[0]], [figures(samples[0], gap=0.1)])[0]
+    assert TrialRow.from_json(told) == TrialRow(**told)
+    older = {name: value for name, value in told.items() if name not in ("gap", "assertions")}
+    assert TrialRow.from_json({**older, "of_later": 1}) == TrialRow(**(told | {"gap": None, "assertions": None}))
+    with pytest.raises(RecordError, match="lacks trial_id, turns"):
+        TrialRow.from_json({name: value for name, value in told.items() if name not in ("trial_id", "turns")})
+    with pytest.raises(RecordError, match="is a list"):
+        TrialRow.from_json([told])

@@ -44,7 +44,7 @@ class Chosen:
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Chosen:
         """What `to_json` made, whatever else stands beside it."""
-        return cls(int(told["step"]), TrialRow(**told["row"]), tuple(told["reasons"]))
+        return cls(int(told["step"]), TrialRow.from_json(told["row"]), tuple(told["reasons"]))
 
 
 def chosen(rows: Sequence[tuple[int, TrialRow]]) -> list[Chosen]:
@@ -95,6 +95,12 @@ def section(read: Sequence[Chosen], links: Mapping[str, Mapping[str, str]]) -> s
         )
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(["## Trajectories to read", "", *rows, ""])
+
+
+def unread(problems: Sequence[str]) -> str:
+    """The report's part about steps whose trials could not be looked at, as Markdown; nothing where all could."""
+    lines = [f"- {_code(problem)}" for problem in problems]
+    return "\n".join(["", "## Trials that could not be looked at", "", *lines, ""]) if lines else ""
 
 
 def _code(text: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from components.artifacts import ArtifactStore
-from components.errors import ConfigError, StoreError
+from components.errors import ConfigError, LongshellError, RecordError, StoreError
 from components.records import Reward, Sample, Trial
 from components.rollout import LedgerRow, TokenFigures, TrialRow, load_batch, load_figures
 from components.tito import BpeTokenizer
@@ -79,10 +79,23 @@ def stored(store: ArtifactStore, key: str, trial_id: str) -> Stored:
     raise ConfigError([f"{key} has no trial {trial_id!r}", *told], "trial")
 
 
-def rows(store: ArtifactStore, campaign: str, steps: Iterable[int]) -> list[tuple[int, TrialRow]]:
-    """(step, row) of every trial of these steps of RL; nothing of steps that were taken before rows were kept."""
-    keys = {step: f"campaigns/{campaign}/rl/trials/{step:06d}" for step in steps}
-    return [(step, TrialRow(**row)) for step, key in keys.items() if store.exists(key) for row in store.get_json(key)]
+def rows(store: ArtifactStore, campaign: str, steps: Iterable[int]) -> tuple[list[tuple[int, TrialRow]], list[str]]:
+    """(step, row) of every trial of these steps of RL; nothing of steps that were taken before rows were kept.
+
+    Second, what is wrong with each step whose rows cannot be read, which is no reason to have no report.
+    """
+    found: list[tuple[int, TrialRow]] = []
+    problems: list[str] = []
+    for step in steps:
+        key = f"campaigns/{campaign}/rl/trials/{step:06d}"
+        try:
+            told = store.get_json(key) if store.exists(key) else []
+            if not isinstance(told, list):
+                raise RecordError(f"{key} is no list of rows")
+            found += [(step, TrialRow.from_json(row)) for row in told]
+        except (LongshellError, ValueError) as error:
+            problems.append(f"step {step}: {error}")
+    return found, problems
 
 
 def decoder(store: ArtifactStore, campaign: str) -> BpeTokenizer:
