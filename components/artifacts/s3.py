@@ -33,7 +33,9 @@ SCHEME = "s3"
 THREADS = 8
 """Transfers at once."""
 ORPHANED = timedelta(days=1)
-"""Files of a put that was never finished are removed by a later put of the key, when nobody can be writing them."""
+"""Files of a put that was never finished are removed by a later put of the key, when nobody can be writing them.
+
+Of a key that is not put again they stay: who else may still write there cannot be known."""
 LARGEST_MANIFEST = 256 << 20
 """Bytes: of two million files. More is no folder of ours, and would be read into memory."""
 _DATA = ".data"

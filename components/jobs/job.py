@@ -18,6 +18,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -31,6 +32,9 @@ from components.naming import campaign_key, step_key
 
 NOISY = ("megatron",)
 """Libraries whose notices (the absence of CUDA extensions, bucket layouts) say nothing to the reader of a job's log."""
+
+STALE_S = 7 * 86_400.0
+"""Scratch in which nothing has changed for so long is of a campaign that was given up: its boxes waited for minutes."""
 
 log = logging.getLogger("longshell")
 
@@ -148,6 +152,7 @@ def _open(document: Mapping[str, Any]) -> Job:
     folder = Path(tempfile.gettempdir()) / f"longshell-{place}" / document["campaign"]
     folder = folder / f"{document['stage']}-{document['index']}"
     folder.mkdir(parents=True, exist_ok=True)
+    _remove_stale(folder.parent)
     return Job(
         stage=document["stage"],
         campaign=document["campaign"],
@@ -157,6 +162,17 @@ def _open(document: Mapping[str, Any]) -> Job:
         store=store,
         folder=folder,
     )
+
+
+def _remove_stale(own: Path) -> None:
+    """Removes the scratch of other campaigns, of this user and store, that nobody has come back for."""
+    limit = time.time() - STALE_S
+    for folder in own.parent.iterdir():
+        if folder == own:
+            continue
+        with suppress(OSError):  # Another job removes it, too, or writes there.
+            if all(path.lstat().st_mtime < limit for path in (folder, *folder.rglob("*"))):
+                shutil.rmtree(folder)
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:

@@ -6,14 +6,42 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from components.artifacts import LocalStore
 from components.cluster import REPOSITORY
 from components.config import load
 from components.errors import Exit
+from components.jobs import job
 from tests.disks import small_disk
+
+
+def _age(folder: Path, days: float) -> None:
+    for path in (folder, *folder.rglob("*")):
+        os.utime(path, (time.time() - days * 86_400,) * 2)
+
+
+def test_a_job_removes_what_campaigns_left_that_nobody_came_back_for_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Journals and finished trials went with the last leg alone: those of a campaign that was cancelled stayed for ever.
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    config = load(REPOSITORY / "configs" / "miniature.yaml").model_dump(mode="json")
+    spec = {"stage": "rl", "campaign": "own", "index": 0, "config": config, "inputs": {}, "store": str(tmp_path / "s")}
+    home = job._open(spec).folder.parents[1]
+    given_up, held, own = (home / name for name in ("given-up", "held", "own"))
+    for campaign in (given_up, held, own):
+        (campaign / "rl/finished/x").mkdir(parents=True)
+        (campaign / "rl/finished/x/journal").touch()
+        _age(campaign, 8)
+    _age(held / "rl/finished/x/journal", 6)
+    job._open(spec)
+    assert {path.name for path in home.iterdir()} == {"held", "own"}
+    assert (held / "rl/finished/x/journal").exists()
 
 
 class Endings:
