@@ -22,7 +22,7 @@ from prefect.logging.handlers import APILogWorker
 
 from components.config import CampaignConfig
 from tasks.drive import stop_followed
-from tasks.plan import require_sound, tell_plan
+from tasks.plan import require_ready, require_sound, tell_plan
 from tasks.site import Site
 from tasks.space import explaining, require
 from tasks.stack import settings
@@ -61,6 +61,9 @@ def _launch(flow: Flow[..., Any], path: str, overrides: Sequence[str], reports: 
     store = site.store()
     if not (reports and finished(config, store)):
         with explaining(site):
+            require(site)
+            if reports:
+                require_ready(config, site)
             code = _run(flow, config, site, stack)
         if code:
             return code
@@ -71,7 +74,6 @@ def _launch(flow: Flow[..., Any], path: str, overrides: Sequence[str], reports: 
 
 
 def _run(flow: Flow[..., Any], config: CampaignConfig, site: Site, stack: Stack) -> int:
-    require(site)
     services = [name for name in ("prefect", "ray") if name not in site.given]
     with stack.session(services):
         settings.apply(settings.environment(site))

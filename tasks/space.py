@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from components.artifacts import LocalStore
+from components.artifacts import store_url
 from components.errors import Failure, JobFailed, NoSpaceError, failure_of, no_space
 from tasks.site import Site
 
@@ -29,7 +29,7 @@ def require_start(site: Site) -> None:
     Raises:
         NoSpaceError: the state directory has too little room.
     """
-    free = shutil.disk_usage(site.home).free
+    free = shutil.disk_usage(_nearest(site.home)).free
     if free < START_BYTES:
         needed, found = START_BYTES // 1_000_000, free // 1_000_000
         raise NoSpaceError(f"state directory {site.home}: {found} MB are free, the services need {needed} MB")
@@ -74,9 +74,14 @@ def explaining(site: Site) -> Iterator[None]:
 
 
 def _folders(site: Site) -> Iterator[tuple[str, Path]]:
-    yield "state directory", site.home
-    store = site.store()
-    if isinstance(store, LocalStore):
-        yield "artifact store", Path(store.url)
+    yield "state directory", _nearest(site.home)
+    url = store_url(site.store_url)
+    if "://" not in url:
+        yield "artifact store", _nearest(Path(url))
     # `gettempdir` passes over a folder that cannot be written to, and what we start does not.
     yield "scratch folder", Path(os.environ.get("TMPDIR") or tempfile.gettempdir())
+
+
+def _nearest(folder: Path) -> Path:
+    """Itself, or the folder that it would be made in: a question makes none."""
+    return next(each for each in (folder, *folder.parents) if each.is_dir())

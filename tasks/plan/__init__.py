@@ -5,7 +5,7 @@ that the flow uses.
 """
 
 from tasks.plan.course import Foreseen, course
-from tasks.plan.refusals import refusals, require_sound
+from tasks.plan.refusals import refusals, require_ready, require_sound
 from tasks.plan.text import tell_plan
 
-__all__ = ["Foreseen", "course", "refusals", "require_sound", "tell_plan"]
+__all__ = ["Foreseen", "course", "refusals", "require_ready", "require_sound", "tell_plan"]

@@ -12,13 +12,17 @@ from pathlib import Path
 
 from components.artifacts import ArtifactStore, LocalStore, open_store, store_url
 from components.config import CampaignConfig, Readable, read, readable, validate
-from components.errors import ConfigError, StoreError, TaskError
+from components.errors import ConfigError, NoSpaceError, StoreError, TaskError
 from components.pool.bucket import SCHEME, require
 from tasks.campaign import check_claim, check_model, check_plan
 from tasks.site import Site
+from tasks.space import full, require_start
 
 PLANNED = frozenset({"model", "trainer", "ppo", "rollout", "harness", "sampler"})
 """Sections that the arithmetic of a campaign's memory reads."""
+READ = ("harness.harbor", "sandbox.docker.tls", "pool.imported.")
+"""Of the `places`, those that a campaign only reads. Others it makes, finds on the search path, or can do without."""
+HERE = "this machine"
 
 
 def require_sound(path: str, overrides: Sequence[str], site: Site) -> CampaignConfig:
@@ -77,6 +81,7 @@ def places(config: CampaignConfig) -> Mapping[str, str]:
         "publish.folder": config.publish.folder,
         "harness.harbor": config.harness.harbor,
         "sandbox.images": config.sandbox.images,
+        "sandbox.docker.tls": config.sandbox.docker.tls,
         "sampler.sglang.python": config.sampler.sglang.python if config.sampler.sglang else None,
         "evaluation.harbor.venv": config.evaluation.harbor.venv,
         "sft.rejection.teacher": None if teacher is None else teacher.base_url,
@@ -87,6 +92,53 @@ def places(config: CampaignConfig) -> Mapping[str, str]:
         for name, paths in sources.items():
             named |= {f"pool.imported.{name}.{index}": path for index, path in enumerate(paths)}
     return {key: path for key, path in named.items() if path is not None}
+
+
+def keys(config: CampaignConfig) -> Mapping[str, str]:
+    """Environment variables that must be set where jobs run, by the key of the configuration that names them."""
+    audit, rejection = config.pool.audit, config.sft.rejection
+    endpoints = {
+        "pool.audit.judge": None if audit is None else audit.judge,
+        "sft.rejection.teacher": None if rejection is None else rejection.teacher,
+    }
+    asked = {key: each.api_key_env for key, each in endpoints.items() if each is not None}
+    return {f"{key}.api_key_env": name for key, name in asked.items() if name is not None}
+
+
+def require_ready(config: CampaignConfig, site: Site) -> None:
+    """Refuses to begin a campaign on a machine that lacks what it will need, perhaps days later.
+
+    Raises:
+        ConfigError: lists everything that is lacking.
+    """
+    if problems := unready(config, site):
+        raise ConfigError(problems, HERE)
+
+
+def unready(config: CampaignConfig, site: Site) -> list[str]:
+    """What this machine lacks to begin a campaign: room on its disks; where Ray is ours, folders; keys of endpoints,
+    where a Ray would start that hands this environment to its jobs.
+    """
+    problems = [str(error) for error in (full(site), _room(site)) if error is not None]
+    if "ray" not in site.given:
+        needed = {key: path for key, path in places(config).items() if key.startswith(READ) and "://" not in path}
+        problems += _refused(lambda: check_model(config))
+        problems += [f"{key}: there is no {path}" for key, path in needed.items() if not Path(path).exists()]
+    if site.service("ray") is None:
+        unset = {key: name for key, name in keys(config).items() if not os.environ.get(name)}
+        advice = "set it, or name null for an endpoint that asks for none"
+        problems += [f"{key}: the environment variable {name} is not set; {advice}" for key, name in unset.items()]
+    return problems
+
+
+def _room(site: Site) -> NoSpaceError | None:
+    """Whether services that are not there yet would have too little."""
+    try:
+        if None in (site.service("prefect"), site.service("ray")):
+            require_start(site)
+    except NoSpaceError as error:
+        return error
+    return None
 
 
 def _fits(found: Readable, site: Site) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,8 +23,9 @@ from components.sampler.fleet import Serving
 from components.sampler.launch import LOCAL
 from tasks.campaign import campaign_name
 from tasks.plan.course import Foreseen, course
-from tasks.plan.refusals import existing_store, places, refusals
+from tasks.plan.refusals import HERE, existing_store, keys, places, refusals, unready
 from tasks.site import Site
+from tasks.summary import finished
 
 EXIT_REFUSED = 2
 ANY_PORT = 0
@@ -31,13 +33,23 @@ ANY_PORT = 0
 
 
 def tell_plan(path: str, overrides: Sequence[str], site: Site) -> int:
-    """Prints the plan, or everything that forbids it; 0 when the campaign can start, 2 when not."""
+    """Prints the plan, or everything that forbids it; 0 when the campaign can start, 2 when not.
+
+    A plan whose campaign could only not start on this machine, for what that lacks, is told with what is lacking.
+    """
     config, problems, source = refusals(path, overrides, site)
     if config is None or problems:
         print(ConfigError(problems, source), file=sys.stderr)
         return EXIT_REFUSED
-    print("\n".join(plan_lines(config, site, source)))
-    return 0
+    lines, store = list(plan_lines(config, site, source)), existing_store(site)
+    try:
+        print("\n".join(lines), flush=True)
+    except BrokenPipeError:  # Who reads has read enough; Python would tell of it once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    lacking = [] if store is not None and finished(config, store) else unready(config, site)
+    if lacking:
+        print(ConfigError(lacking, HERE), file=sys.stderr)
+    return EXIT_REFUSED if lacking else 0
 
 
 def plan_lines(config: CampaignConfig, site: Site, source: str) -> Iterator[str]:
@@ -182,5 +194,7 @@ def _places(config: CampaignConfig) -> Iterator[str]:
     for key, path in found.items():
         here = "" if "://" in path else (" (is here)" if Path(path).exists() else " (is not here)")
         yield f"{key}: {path}{here}"
-    if not found:
+    for key, name in keys(config).items():
+        yield f"{key}: the environment variable {name}{' (is set here)' if os.environ.get(name) else ''}"
+    if not found and not keys(config):
         yield "nothing beyond this repository"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from components.cluster import REPOSITORY
 from components.config import load
 from components.errors import ConfigError
 from tasks.launch import main
-from tasks.plan import course, require_sound
+from tasks.plan import course, require_ready, require_sound
 from tasks.site import Site
 from tests.buckets import Server, bucket_server, s3_server
+from tests.disks import small_disk
 
 __all__ = ["bucket_server", "s3_server"]
 PAPER, MINIATURE = (REPOSITORY / "configs" / f"{name}.yaml" for name in ("t1-122b", "miniature"))
@@ -44,7 +46,8 @@ def dry_run(capsys: pytest.CaptureFixture[str], config: Path, *overrides: str) -
 
 def test_the_papers_plan_tells_every_leg_job_flag_and_byte(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = dry_run(capsys, PAPER)
-    assert code == 0
+    assert code == 2
+    assert text.endswith("this machine: 1 problem\n  - model.path: there is no folder /models/Qwen3.5-122B-A10B\n")
     config = load(PAPER)
     for job in course(config):
         assert f"  {job.task}: {job.submission_id(config)}" in text
@@ -119,7 +122,7 @@ def test_buckets_that_are_not_there_are_listed_beside_everything_else(
         assert said in text
 
     monkeypatch.setenv("LONGSHELL_STORE", f"s3://{bucket_server.bucket()}/longshell")
-    assert dry_run(capsys, PAPER)[0] == 0
+    assert dry_run(capsys, MINIATURE)[0] == 0
     code, text = dry_run(capsys, PAPER, "pool.imported={train: ['s3://gone/tasks'], heldout: [/tasks]}")
     assert (code, "pool.imported.train.0: bucket gone: cannot open: there is no such bucket" in text) == (2, True)
 
@@ -160,6 +163,70 @@ def test_a_real_start_lists_the_same_and_wants_the_model_here(home: Path) -> Non
         require_sound(str(PAPER), [], Site.current())
 
 
+ASKING = (
+    "sft.demonstrations=null",
+    "sft.rejection={teacher: {base_url: 'http://h/v1', model: m}}",
+    "sandbox.docker={host: 'tcp://h:2376', tls: /nowhere/tls}",
+    "pool.imported={train: [/nowhere/tasks], heldout: [/nowhere/tasks]}",
+    "pool.audit={judge: {base_url: 'http://h/v1', model: m}}",
+)
+LACKING = (
+    "sandbox.docker.tls: there is no /nowhere/tls",
+    "pool.imported.train.0: there is no /nowhere/tasks",
+    "pool.imported.heldout.0: there is no /nowhere/tasks",
+    "pool.audit.judge.api_key_env: the environment variable JUDGE_API_KEY is not set",
+    "sft.rejection.teacher.api_key_env: the environment variable TEACHER_API_KEY is not set",
+)
+
+
+def test_what_a_campaign_would_lack_on_this_machine_is_told_beside_its_plan_and_refused_at_its_start(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("JUDGE_API_KEY", "TEACHER_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    code, text = dry_run(capsys, MINIATURE, *ASKING)
+    plan, _, refused = text.partition("this machine: 5 problems")
+    assert code == 2
+    for said in LACKING:
+        assert said in refused
+    for said in ("sandbox.docker.tls: /nowhere/tls (is not here)", "the environment variable TEACHER_API_KEY\n"):
+        assert said in plan
+    config = load(MINIATURE, ASKING)
+    with pytest.raises(ConfigError, match="JUDGE_API_KEY"):
+        require_ready(config, Site.current())
+    monkeypatch.setenv("LONGSHELL_RAY_JOBS", "http://ray:8265")
+    assert dry_run(capsys, MINIATURE, *ASKING)[0] == 0, "the machines of a cluster may have what this one has not"
+    assert not home.exists()
+
+
+def test_a_dry_run_tells_of_a_full_disk_as_the_start_does(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "disk", 2) as disk:
+        monkeypatch.setenv("LONGSHELL_STORE", str(disk.folder / "store"))
+        assert dry_run(capsys, MINIATURE)[0] == 0
+        disk.fill()
+        code, text = dry_run(capsys, MINIATURE)
+        assert (code, f"artifact store {disk.folder}: " in text) == (2, True)
+        disk.free()
+        monkeypatch.setenv("LONGSHELL_HOME", str(disk.folder / "home"))
+        code, text = dry_run(capsys, MINIATURE)
+        assert (code, "the services need 50 MB" in text) == (2, True)
+        assert list(disk.folder.iterdir()) == []
+
+
+def test_who_reads_only_the_beginning_of_a_plan_is_told_of_no_error(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as gone:
+        monkeypatch.setattr("sys.stdout", gone)
+        code = main(flows.campaign.campaign, [f"--config={MINIATURE}", "--dry-run"], reports=True)
+        gone.flush()
+    assert (code, capsys.readouterr().err) == (0, "")
+
+
 OVERRIDES = st.sampled_from(
     [*BROKEN, "rl.legs=3", "ppo.critic.warmup=null", "sampler.placement=job", "name=other", "seed=7", "nonsense"]
 )
@@ -178,7 +245,7 @@ def test_a_dry_run_writes_nothing_whatever_it_is_asked(
 def test_samples_are_foreseen_between_the_base_model_and_sft_and_so_is_who_makes_them(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    teacher = "teacher: {base_url: 'http://h/v1', model: m}"
+    teacher = "teacher: {base_url: 'http://h/v1', model: m, api_key_env: null}"
     for overrides, sampled in ((["sft.rejection={}"], True), ([f"sft.rejection={{{teacher}}}"], False)):
         config = load(MINIATURE, ["sft.demonstrations=null", *overrides])
         jobs = {job.task: job for job in course(config)}
