@@ -4,7 +4,8 @@ Invariant: every term is what is kept at the same time at the most, every trajec
 records, reports and the pool's own files are small beside these and are not counted.
 
 Checkpoints are float32 and never deleted. Of the trainer's states a stage keeps the last, the one that its leg began
-with, and the best leg's (`checkpoints`). Batches are never deleted: what was learned from can be read again.
+with, and the best leg's (`checkpoints`). Batches, what the trainer said of their tokens, and the passes of rejection
+sampling are never deleted: what was learned from can be read again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from components.planner.shape import FP32, ModelShape
 
 TOKEN_BYTES = 4 + 4 + 1
 """Of a token: its id, its log-probability, whether it is trained on. A turn shares ids with the one before."""
+FIGURES = 4
+"""Of a sampled token, by the trainer, in float32: see `TokenFigures`."""
+CORPUS_BYTES = 4 + 1
+"""Of a token that SFT learns from: its id, whether it is trained on."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,8 @@ def storage(config: CampaignConfig) -> StorageReport:
     if warmup:
         states += kept * state
     wall = config.harness.max_context_tokens
+    steps = rl.legs * rl.leg_steps + warmup
+    figures = FIGURES if ppo.critic is not None else FIGURES - 1  # The values are a critic's.
     evaluation = config.evaluation
     asked = 2 * evaluation.trials + (rl.legs - 1) * evaluation.leg_trials + evaluation.trials
     longest = evaluation.conditions.context_tokens or wall
@@ -65,11 +72,21 @@ def storage(config: CampaignConfig) -> StorageReport:
             "checkpoints": FP32 * actor * (2 + rl.legs) + (FP32 * critic if warmup else 0.0),
             "states": states,
             "batches": float(
-                (rl.legs * rl.leg_steps + warmup)
-                * config.rollout.batch
-                * wall
-                * (TOKEN_BYTES + ModelShape.of(model).routing_bytes_per_token())
+                steps * config.rollout.batch * wall * (TOKEN_BYTES + ModelShape.of(model).routing_bytes_per_token())
             ),
+            "judged": float(steps * config.rollout.batch * wall * figures * FP32),
+            "rejection": float(_rejection(config)),
             "evaluations": float(asked * evaluation.conditions.attempts * longest * TOKEN_BYTES),
         }
     )
+
+
+def _rejection(config: CampaignConfig) -> int:
+    """Passes of trials on the training tasks, whose routing is not captured, and the corpus selected of them."""
+    wanted, wall = config.sft.rejection, config.harness.max_context_tokens
+    if wanted is None:
+        return 0
+    tasks = wanted.tasks or config.pool.train_tasks
+    kept = min(wanted.attempts, wanted.per_task or wanted.attempts)
+    longest = min(wall, wanted.max_tokens or wall)
+    return tasks * (wanted.attempts * wall * TOKEN_BYTES + kept * longest * CORPUS_BYTES)
