@@ -133,6 +133,7 @@ def _told(size: int) -> bytes:
     return json.dumps({"task.toml": [size, hashlib.sha256(b"owned").hexdigest(), False]}).encode()
 
 
+@night
 @pytest.mark.parametrize(
     ("manifest", "parts", "error", "said"),
     [
