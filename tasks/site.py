@@ -26,6 +26,7 @@ from components.cluster import REPOSITORY, Cluster
 from components.errors import ConfigError, ServiceError
 
 _POSTGRESQL = ("postgresql://", "postgresql+", "postgres://")
+_SERVER = ("http://", "https://")
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,16 @@ class Site:
         """
         env = os.environ if environment is None else environment
         home = Path(env.get("LONGSHELL_HOME") or REPOSITORY / "var").absolute()
-        given = {"prefect": env.get("PREFECT_API_URL"), "ray": env.get("LONGSHELL_RAY_JOBS")}
+        mlflow = env.get("MLFLOW_TRACKING_URI")
+        given = {
+            "prefect": env.get("PREFECT_API_URL"),
+            "ray": env.get("LONGSHELL_RAY_JOBS"),
+            "mlflow": mlflow if mlflow and mlflow.startswith(_SERVER) else None,
+        }
         ports = {name: env.get(f"LONGSHELL_{name.upper()}_PORT") for name in ("prefect", "ray", "mlflow")}
         bad = [f"LONGSHELL_{name.upper()}_PORT: {port!r}" for name, port in ports.items() if not _is_port(port)]
         problems = [f"{item} is not a port number" for item in bad]
-        prefect, mlflow = env.get("LONGSHELL_PREFECT_DATABASE"), env.get("MLFLOW_TRACKING_URI")
+        prefect = env.get("LONGSHELL_PREFECT_DATABASE")
         if prefect and not prefect.startswith(_POSTGRESQL):
             problems.append("LONGSHELL_PREFECT_DATABASE is not of the form postgresql://user:password@host/name")
         if mlflow and mlflow.startswith(_POSTGRESQL) and find_spec("psycopg2") is None:

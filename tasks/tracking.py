@@ -20,8 +20,7 @@ def tracker() -> Tracker:
     from components.tracking import Tracker
 
     site = Site.current()
-    direct = not site.tracking_uri.startswith("http")
-    return Tracker(site.tracking_uri, site.home / "mlflow" / "artifacts" if direct else None)
+    return Tracker(site.tracking_uri, None if "mlflow" in site.given else site.home / "mlflow" / "artifacts")
 
 
 def registry(campaign: str) -> Registry:
@@ -61,6 +60,5 @@ def trace_link(run: Run, trace_id: str) -> str | None:
 
 
 def _page(run: Run, place: str) -> str | None:
-    site = Site.current()
-    server = site.tracking_uri if site.tracking_uri.startswith("http") else site.service("mlflow")
+    server = Site.current().service("mlflow")
     return f"{server}/#/experiments/{run.experiment_id}/{place}" if server else None

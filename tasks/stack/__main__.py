@@ -13,7 +13,7 @@ from components.errors import ConfigError
 from tasks.site import Site
 from tasks.space import explaining
 from tasks.stack import services, settings
-from tasks.stack.supervisor import Record, Stack
+from tasks.stack.supervisor import Stack
 from tasks.terminal import EXIT_INTERRUPTED, tell
 
 SERVICES = ("prefect", "ray", "mlflow")
@@ -34,7 +34,8 @@ def main() -> int:
             print(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
             return 0
         with explaining(site):
-            print(_links(_up(stack)))
+            _up(stack, site)
+            print(_links(site))
         return 0
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -43,18 +44,19 @@ def main() -> int:
         return tell(error)
 
 
-def _up(stack: Stack) -> Record:
-    """Everything, with the deployments installed; or, when anything fails, nothing more than ran before."""
+def _up(stack: Stack, site: Site) -> None:
+    """All that is not given, with the deployments installed; or, when anything fails, no more than ran before."""
     from tasks.stack.provision import provision
 
     print("starting the stack (half a minute; longer the first time)", file=sys.stderr, flush=True)
     found = stack.running()
-    stack.up(SERVICES, pin=True)
+    ours = [name for name in SERVICES if name not in site.given]
+    stack.up(ours, pin=True)
     try:
-        values = settings.environment(Site.current())
+        values = settings.environment(site)
         settings.apply(values)
         provision(values)
-        return stack.up((*SERVICES, "worker"), pin=True)
+        stack.up((*ours, "worker"), pin=True)
     except BaseException:
         if not found:
             stack.down()
@@ -76,14 +78,15 @@ def _become_worker(site: Site) -> int:
     os.execve(argv[0], argv, {**os.environ, **values})
 
 
-def _links(record: Record) -> str:
-    urls = {name: row["url"] for name, row in record.services.items()}
+def _links(site: Site) -> str:
+    urls = {name: str(site.service(name)) for name in SERVICES}
+    token = "" if "ray" in site.given else f"   (token: {site.ray_token})"
     return "\n".join(
         [
             "",
             f"  Prefect  {urls['prefect'].removesuffix('/api')}",
             f"  MLflow   {urls['mlflow']}",
-            f"  Ray      {urls['ray']}   (token: {Site.current().ray_token})",
+            f"  Ray      {urls['ray']}{token}",
             "",
             "  trigger a run in the Prefect UI, or: .venv/bin/prefect deployment run campaign/campaign",
             f"  (for the prefect command: export PREFECT_API_URL={urls['prefect']})",

@@ -19,7 +19,7 @@ import tests.services as session
 from components.cluster import REPOSITORY
 from components.errors import ConfigError, ServiceError
 from tasks.site import Site
-from tasks.stack import ports, services, supervisor
+from tasks.stack import ports, provision, services, settings, supervisor
 from tasks.stack.__main__ import main
 from tasks.stack.process import Identity
 from tasks.stack.services import Service, answers
@@ -36,22 +36,25 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path / "home", str(tmp_path / "store"), "sqlite:///x", "tests.fake_jobs")
 
 
+def serving(name: str, script: str, starts: int = 1) -> Callable[[Site], Service]:
+    """Builds a service that is a script with a port and a file of its own."""
+
+    def build(site: Site) -> Service:
+        port = ports.any_free()
+        url = f"http://127.0.0.1:{port}"
+        argv = (sys.executable, "-c", script, str(port), str(site.home / "flag"))
+        return Service(name, argv, url, lambda: answers(url), deadline_s=15, starts=starts)
+
+    return build
+
+
 @pytest.fixture
 def stack(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
-    def builder(name: str, script: str, starts: int = 1) -> Callable[[Site], Service]:
-        def build(site: Site) -> Service:
-            port = ports.any_free()
-            url = f"http://127.0.0.1:{port}"
-            argv = (sys.executable, "-c", script, str(port), str(site.home / "flag"))
-            return Service(name, argv, url, lambda: answers(url), deadline_s=15, starts=starts)
-
-        return build
-
     builders = {
-        "one": builder("one", SERVER),
-        "family": builder("family", WITH_CHILD),
-        "flaky": builder("flaky", FLAKY, starts=2),
-        "broken": builder("broken", "raise SystemExit('no such table')"),
+        "one": serving("one", SERVER),
+        "family": serving("family", WITH_CHILD),
+        "flaky": serving("flaky", FLAKY, starts=2),
+        "broken": serving("broken", "raise SystemExit('no such table')"),
     }
     monkeypatch.setattr(supervisor, "BUILDERS", builders)
     made = Stack(site, lambda line: None)
@@ -188,6 +191,33 @@ def test_a_user_who_waits_for_the_lock_finds_the_services_of_the_first(stack: St
     assert time.monotonic() - started < 1.0
 
 
+def test_services_that_are_given_are_used_by_up_and_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = {"PREFECT_API_URL": "http://prefect:4200/api", "MLFLOW_TRACKING_URI": "http://mlflow:5000"}
+    site = Site.current({"LONGSHELL_HOME": str(tmp_path), **given})
+    told: list[str] = []
+    monkeypatch.setattr(supervisor, "BUILDERS", {name: serving(name, SERVER) for name in services.BUILDERS})
+    monkeypatch.setattr(provision, "provision", lambda values: told.append(values["PREFECT_API_URL"]))
+    monkeypatch.setattr(settings, "apply", lambda values: None)
+    monkeypatch.setattr(Site, "current", lambda: site)
+    monkeypatch.setattr(sys, "argv", ["tasks.stack", "up"])
+    try:
+        assert main() == 0
+        assert sorted(Stack(site, print).running()) == ["ray", "worker"]
+    finally:
+        Stack(site, print).down()
+    assert told == ["http://prefect:4200/api"]
+    shown = capfd.readouterr().out
+    assert "Prefect  http://prefect:4200\n" in shown
+    assert "MLflow   http://mlflow:5000\n" in shown
+
+
+def test_a_database_of_mlflow_is_no_server_that_is_given() -> None:
+    assert "mlflow" not in Site.current({"MLFLOW_TRACKING_URI": "sqlite:////x/y.db"}).given
+    assert Site.current({"MLFLOW_TRACKING_URI": "https://mlflow.example"}).given == {"mlflow": "https://mlflow.example"}
+
+
 def test_a_worker_of_a_server_elsewhere_wants_to_know_where_everything_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,22 +232,31 @@ def test_a_worker_of_a_server_elsewhere_wants_to_know_where_everything_is(
     assert not (tmp_path / "home").exists()
 
 
-@pytest.mark.nightly  # a container's command as it stands: ten seconds
+@pytest.mark.nightly  # a container's command as it stands: Prefect's server, every deployment, a worker
+@pytest.mark.timeout(580)
 def test_a_worker_of_a_server_elsewhere_tells_it_of_everything_and_becomes_the_worker(tmp_path: Path) -> None:
-    environment = {**session.ui(), "LONGSHELL_HOME": str(tmp_path / "home"), "LONGSHELL_RAY_JOBS": "http://ray:8265"}
+    server = str(session.stack().up(["prefect"], pin=True).services["prefect"]["url"])
+    given = {"PREFECT_API_URL": server, "LONGSHELL_RAY_JOBS": "http://ray:8265"}
+    environment = {**os.environ, **given, "LONGSHELL_HOME": str(tmp_path / "home")}
+
+    def workers() -> set[str]:
+        listed = services.fetch(f"{server}/work_pools/{WORK_POOL}/workers/filter", data=b"{}")
+        return {worker["name"] for worker in json.loads(listed or b"[]")}
+
+    before = workers()
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "tasks.stack", "worker"], cwd=REPOSITORY, env=environment, stdout=log, stderr=log
         )
     try:
-        listing = f"{environment['PREFECT_API_URL']}/work_pools/{WORK_POOL}/workers/filter"
-        before = services.fetch(listing, data=b"{}") or b""
-        deadline = time.monotonic() + 120
-        while len(json.loads(services.fetch(listing, data=b"{}") or b"[]")) == len(json.loads(before)):
+        deadline = time.monotonic() + 300
+        while workers() <= before:
             assert process.poll() is None, (tmp_path / "log").read_text()
             assert time.monotonic() < deadline, (tmp_path / "log").read_text()
             time.sleep(0.5)
         assert "prefect" in psutil.Process(process.pid).cmdline()[1]
+        deployed = services.fetch(f"{server}/deployments/filter", data=b"{}")
+        assert {"campaign", "rl", "diagnose"} <= {one["name"] for one in json.loads(deployed or b"[]")}
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(timeout=60)
