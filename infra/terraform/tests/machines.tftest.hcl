@@ -83,6 +83,11 @@ run "ray_has_what_its_jobs_need_and_no_more" {
     condition     = strcontains(aws_instance.head.user_data, "RAY_AUTH_MODE=token") && !strcontains(aws_instance.head.user_data, "--privileged") && strcontains(base64decode(aws_launch_template.group["small"].user_data), "--address=ray.unit.internal:6379")
     error_message = "Nodes ask for the token, and join the head by its name."
   }
+
+  assert {
+    condition     = alltrue([for data in [aws_instance.head.user_data, base64decode(aws_launch_template.group["small"].user_data)] : strcontains(data, "systemctl enable --now --no-block longshell-ray") && strcontains(data, "WantedBy=multi-user.target") && !strcontains(data, "--restart")])
+    error_message = "Nodes become ready at every boot, by a unit that tries until there are secrets."
+  }
 }
 
 run "engines_are_reached_by_ray_alone_and_reach_endpoints_alone" {
@@ -113,6 +118,11 @@ run "engines_are_reached_by_ray_alone_and_reach_endpoints_alone" {
   assert {
     condition     = alltrue([for host in aws_instance.this : strcontains(host.user_data, "\"tlsverify\":true") && strcontains(host.user_data, "pquota") && !strcontains(host.user_data, "userns-remap")])
     error_message = "Engines ask for a certificate, count disks, and leave the user namespace alone: sealing does not work in one."
+  }
+
+  assert {
+    condition     = alltrue([for host in aws_instance.this : strcontains(host.user_data, "systemctl enable --now --no-block longshell-engine") && strcontains(host.user_data, "systemctl mask --now amazon-ssm-agent")])
+    error_message = "Hosts become ready at every boot, and have no agent that would send what is refused."
   }
 
   assert {
