@@ -7,11 +7,13 @@ locals {
 module "storage" {
   source = "./modules/storage"
 
-  name       = var.name
-  region     = var.region
-  account_id = var.account_id
-  buckets    = var.buckets
-  shared     = { vpc_id = module.network.vpc_id, subnets = module.network.private_subnets }
+  name             = var.name
+  region           = var.region
+  account_id       = var.account_id
+  autoscaling_role = var.autoscaling_role
+  buckets          = var.buckets
+  shared           = { vpc_id = module.network.vpc_id, subnets = module.network.private_subnets }
+  shared_role_arns = { ray = module.ray_cluster.role_arn, worker = module.control_plane.worker_role_arn }
 }
 
 module "network" {
@@ -21,6 +23,7 @@ module "network" {
   region      = var.region
   account_id  = var.account_id
   network     = var.network
+  https_names = var.https_names
   kms_key_arn = module.storage.kms_key_arn
   log_days    = var.log_days
 }

@@ -34,6 +34,12 @@ variable "tags" {
   default     = {}
 }
 
+variable "autoscaling_role" {
+  description = "Whether to make the account's role of Auto Scaling: false where AWSServiceRoleForAutoScaling exists already."
+  type        = bool
+  default     = true
+}
+
 variable "network" {
   description = "Address range (a /16), zones, and whether every zone has a NAT gateway of its own."
   type = object({
@@ -130,6 +136,12 @@ variable "people_cidrs" {
 
 variable "https_cidrs" {
   description = "Addresses of judges' endpoints, which jobs may reach by HTTPS."
+  type        = list(string)
+  default     = []
+}
+
+variable "https_names" {
+  description = "Names of those endpoints: no other name outside is looked up, from any tier (`*.` before one: all below it)."
   type        = list(string)
   default     = []
 }

@@ -9,6 +9,7 @@ variables {
   network     = { cidr = "10.40.0.0/16", zones = ["us-east-2a", "us-east-2b"] }
   kms_key_arn = "arn:aws:kms:us-east-2:111122223333:key/1"
   log_days    = 365
+  https_names = ["judge.example.com"]
 }
 
 run "the_sandbox_tier_leads_nowhere" {
@@ -57,6 +58,26 @@ run "the_sandbox_tier_leads_nowhere" {
   }
 
   assert {
+    condition     = aws_route53_resolver_firewall_rule.known.action == "ALLOW" && aws_route53_resolver_firewall_rule.every.action == "BLOCK" && aws_route53_resolver_firewall_rule.known.priority < aws_route53_resolver_firewall_rule.every.priority && aws_route53_resolver_firewall_domain_list.every.domains == toset(["*"]) && aws_route53_resolver_firewall_rule.every.firewall_domain_list_id == aws_route53_resolver_firewall_domain_list.every.id && aws_route53_resolver_firewall_rule.known.firewall_domain_list_id == aws_route53_resolver_firewall_domain_list.known.id
+    error_message = "No name is looked up but those that are known."
+  }
+
+  assert {
+    condition     = alltrue([for name in aws_route53_resolver_firewall_domain_list.known.domains : can(regex("(^|\\.)(unit|us-east-2\\.compute|ec2)\\.internal$|(^|\\.)(api\\.ecr|111122223333\\.dkr\\.ecr|logs|secretsmanager|s3|efs)\\.us-east-2\\.amazonaws\\.com$|^\\*\\.us-east-2\\.rds\\.amazonaws\\.com$|(^|\\.)s3\\.amazonaws\\.com$|^judge\\.example\\.com$", name))]) && contains(aws_route53_resolver_firewall_domain_list.known.domains, "judge.example.com")
+    error_message = "Known are this environment, the services it uses, and what was named."
+  }
+
+  assert {
+    condition     = aws_route53_resolver_firewall_rule_group_association.this.vpc_id == aws_vpc.this.id && aws_route53_resolver_firewall_config.this.resource_id == aws_vpc.this.id && aws_route53_resolver_firewall_config.this.firewall_fail_open == "DISABLED"
+    error_message = "The network's resolver is behind the firewall, also when that does not answer."
+  }
+
+  assert {
+    condition     = aws_route53_resolver_query_log_config_association.this.resource_id == aws_vpc.this.id && aws_route53_resolver_query_log_config.this.destination_arn == aws_cloudwatch_log_group.names.arn && aws_cloudwatch_log_group.names.kms_key_id == var.kms_key_arn
+    error_message = "Every question is logged, encrypted."
+  }
+
+  assert {
     condition     = length(aws_nat_gateway.this) == 1
     error_message = "One NAT gateway unless every zone shall have one."
   }
@@ -74,4 +95,18 @@ run "zones_and_range_are_checked" {
   }
 
   expect_failures = [var.network]
+}
+
+run "a_name_of_everything_is_refused" {
+  command = plan
+
+  module {
+    source = "./modules/network"
+  }
+
+  variables {
+    https_names = ["*"]
+  }
+
+  expect_failures = [var.https_names]
 }

@@ -8,6 +8,9 @@ variables {
   account_id = "111122223333"
   buckets    = { artifacts = { infrequent_days = 60 }, pools = {}, mlflow = { expire_days = 400 } }
   shared     = { vpc_id = "vpc-1", subnets = { us-east-2a = "subnet-1", us-east-2b = "subnet-2" } }
+
+  shared_role_arns = { ray = "arn:aws:iam::111122223333:role/unit-ray", worker = "arn:aws:iam::111122223333:role/unit-worker" }
+  autoscaling_role = true
 }
 
 run "what_is_at_rest_is_encrypted_kept_and_private" {
@@ -58,6 +61,38 @@ run "what_is_at_rest_is_encrypted_kept_and_private" {
   assert {
     condition     = anytrue([for said in jsondecode(aws_efs_file_system_policy.shared.policy).Statement : said.Effect == "Deny" && said.Condition == { Bool = { "aws:SecureTransport" = "false" } }])
     error_message = "The shared file system speaks TLS only."
+  }
+
+  assert {
+    condition     = [for said in jsondecode(aws_efs_file_system_policy.shared.policy).Statement : [said.Principal, said.Condition] if said.Effect == "Allow"] == [[{ AWS = ["arn:aws:iam::111122223333:role/unit-ray", "arn:aws:iam::111122223333:role/unit-worker"] }, { Bool = { "elasticfilesystem:AccessedViaMountTarget" = "true" }, StringEquals = { "elasticfilesystem:AccessPointArn" = aws_efs_access_point.shared.arn } }]]
+    error_message = "Two roles mount the shared file system, by its access point."
+  }
+
+  assert {
+    condition     = anytrue([for said in jsondecode(aws_efs_file_system_policy.shared.policy).Statement : said.Effect == "Deny" && said.Principal == { AWS = "*" } && contains(said.Action, "elasticfilesystem:ClientMount") && said.Condition == { StringNotEquals = { "elasticfilesystem:AccessPointArn" = aws_efs_access_point.shared.arn } }])
+    error_message = "Nobody mounts it past its access point."
+  }
+
+  assert {
+    condition     = [for role in aws_iam_service_linked_role.autoscaling : role.aws_service_name] == ["autoscaling.amazonaws.com"]
+    error_message = "The role that the key's policy names is made where there was none."
+  }
+}
+
+run "an_account_that_has_auto_scalings_role_keeps_it" {
+  command = plan
+
+  module {
+    source = "./modules/storage"
+  }
+
+  variables {
+    autoscaling_role = false
+  }
+
+  assert {
+    condition     = length(aws_iam_service_linked_role.autoscaling) == 0
+    error_message = "What an account has once is not made again."
   }
 }
 

@@ -8,7 +8,7 @@ locals {
 
   secrets = {
     prefect-database = "postgresql+asyncpg://USER:PASSWORD@HOST:5432/prefect?ssl=require"
-    mlflow-database  = "postgresql://USER:PASSWORD@HOST:5432/mlflow?sslmode=require"
+    mlflow-database  = "postgresql+psycopg2://USER:PASSWORD@HOST:5432/mlflow?sslmode=require"
     prefect-login    = "USER:PASSWORD, which Prefect's API asks for"
   }
   secret = { for name, made in aws_secretsmanager_secret.this : name => made.arn }

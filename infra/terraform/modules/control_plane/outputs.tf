@@ -30,3 +30,8 @@ output "services" {
   description = "Its services, for alarms."
   value       = keys(local.services)
 }
+
+output "worker_role_arn" {
+  description = "The worker's role, which mounts the shared file system."
+  value       = aws_iam_role.task["worker"].arn
+}

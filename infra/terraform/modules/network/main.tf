@@ -1,5 +1,6 @@
 # Three tiers. Public: NAT gateways alone. Private: Ray, the control plane, the database. Sandbox: Docker hosts that run
-# what strangers wrote; its route table has no default route, so nothing there reaches, or is reached from, the internet.
+# what strangers wrote; its route table has no default route, so that no packet of theirs reaches the internet, or comes
+# from it. What they ask the resolver would: names.tf.
 
 locals {
   zones     = { for index, zone in var.network.zones : zone => index }

@@ -33,11 +33,21 @@ variable "network" {
 }
 
 variable "kms_key_arn" {
-  description = "The key that flow logs are encrypted with."
+  description = "The key that the logs are encrypted with."
   type        = string
 }
 
 variable "log_days" {
-  description = "How long flow logs are kept."
+  description = "How long flow logs and those of names are kept."
   type        = number
+}
+
+variable "https_names" {
+  description = "Names outside that may be looked up beside those of this environment and of the services it uses."
+  type        = list(string)
+
+  validation {
+    condition     = alltrue([for name in var.https_names : can(regex("^(\\*\\.)?([a-z0-9-]+\\.)+[a-z]{2,}$", name))])
+    error_message = "https_names must be names of hosts, for example api.example.com, or *.example.com for all below one."
+  }
 }

@@ -22,3 +22,8 @@ output "head_instance_id" {
   description = "The head, for alarms."
   value       = aws_instance.head.id
 }
+
+output "role_arn" {
+  description = "The role of its machines, which mount the shared file system."
+  value       = aws_iam_role.this.arn
+}

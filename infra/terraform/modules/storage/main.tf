@@ -6,6 +6,14 @@ locals {
   bucket      = { for name, made in aws_s3_bucket.this : name => made.id }
 }
 
+# The account's first group makes this role by itself, but the key's policy names it before, and KMS refuses a policy
+# with a principal that does not exist.
+resource "aws_iam_service_linked_role" "autoscaling" {
+  count = var.autoscaling_role ? 1 : 0
+
+  aws_service_name = "autoscaling.amazonaws.com"
+}
+
 resource "aws_kms_key" "this" {
   description             = "${var.name}: data at rest"
   enable_key_rotation     = true
@@ -55,6 +63,8 @@ resource "aws_kms_key" "this" {
       },
     ]
   })
+
+  depends_on = [aws_iam_service_linked_role.autoscaling]
 }
 
 resource "aws_kms_alias" "this" {

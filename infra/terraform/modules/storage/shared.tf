@@ -22,7 +22,8 @@ resource "aws_efs_mount_target" "shared" {
   security_groups = [aws_security_group.shared.id]
 }
 
-# Whoever mounts it is the user that the images run as, root included, and sees nothing above its folder.
+# Whoever mounts it is the user that the images run as, root included, and sees nothing above its folder: the policy
+# below refuses every other way of mounting, also to who may do everything in this account.
 resource "aws_efs_access_point" "shared" {
   file_system_id = aws_efs_file_system.shared.id
 
@@ -57,12 +58,23 @@ resource "aws_efs_file_system_policy" "shared" {
         Condition = { Bool = { "aws:SecureTransport" = "false" } }
       },
       {
+        Sid       = "AccessPointOnly"
+        Effect    = "Deny"
+        Principal = { AWS = "*" }
+        Action    = ["elasticfilesystem:ClientMount", "elasticfilesystem:ClientWrite", "elasticfilesystem:ClientRootAccess"]
+        Resource  = aws_efs_file_system.shared.arn
+        Condition = { StringNotEquals = { "elasticfilesystem:AccessPointArn" = aws_efs_access_point.shared.arn } }
+      },
+      {
         Sid       = "ThroughMountTargets"
         Effect    = "Allow"
-        Principal = { AWS = "*" }
+        Principal = { AWS = sort(values(var.shared_role_arns)) }
         Action    = ["elasticfilesystem:ClientMount", "elasticfilesystem:ClientWrite"]
         Resource  = aws_efs_file_system.shared.arn
-        Condition = { Bool = { "elasticfilesystem:AccessedViaMountTarget" = "true" } }
+        Condition = {
+          Bool         = { "elasticfilesystem:AccessedViaMountTarget" = "true" }
+          StringEquals = { "elasticfilesystem:AccessPointArn" = aws_efs_access_point.shared.arn }
+        }
       },
     ]
   })

@@ -44,3 +44,13 @@ variable "shared" {
     subnets = map(string)
   })
 }
+
+variable "shared_role_arns" {
+  description = "The roles that may mount the shared file system, by name."
+  type        = map(string)
+}
+
+variable "autoscaling_role" {
+  description = "Whether to make the account's role of Auto Scaling, which the key's policy names; it can be made once in an account."
+  type        = bool
+}
