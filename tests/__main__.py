@@ -21,8 +21,10 @@ SERVED = ("tests/tasks", "tests/tracking", "tests/e2e", "tests/flows")
 """What starts Prefect. The first two have enough to do without it while it starts."""
 JOBS = ("tests/jobs", "tests/test_cluster.py")
 """What runs on Ray alone. It has a head of its own."""
-PARTS = ("tests", *(f"--ignore={path}" for path in (*SERVED, *JOBS)))
-SESSIONS = {"services": SERVED, "jobs": JOBS, "parts": PARTS}
+SAMPLED = ("tests/publish", "tests/sampler")
+"""What starts samplers. It comes after what waits for Prefect, in the session that would else be the shortest."""
+PARTS = ("tests", *(f"--ignore={path}" for path in (*SERVED, *JOBS, *SAMPLED)))
+SESSIONS = {"services": (*SERVED, *SAMPLED), "jobs": JOBS, "parts": PARTS}
 COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|deselected|xfailed|xpassed)")
 
 
