@@ -49,7 +49,10 @@ OVERRIDES = (
 
 
 class Scripted:
-    """Types a line that only this trial's turn types into a file, then shows the file; thinks for a moment."""
+    """Types a line that only this trial's turn types into a file, then shows the file; thinks for a moment.
+
+    Half of the trials think longer: when a batch is full they are in the middle of their turns.
+    """
 
     def __init__(self, trial_id: str, barrier: Barrier) -> None:
         self._trial_id = trial_id
@@ -59,7 +62,8 @@ class Scripted:
         turn, node = 0, prompt.after
         while node is not None:
             turn, node = turn + 1, node.prompt.after
-        await asyncio.sleep(0.02 + int(self._trial_id[turn], 16) / 100)
+        slow_s = 0.3 if int(self._trial_id[-1], 16) >= 8 else 0.0
+        await asyncio.sleep(0.02 + int(self._trial_id[turn], 16) / 100 + slow_s)
         marker = f"turn-{turn}-of-{self._trial_id}"
         last = turn == TURNS - 1
         commands = ["cat /tmp/seen"] if last else [f"sleep 0.0{turn}; echo {marker} >> /tmp/seen"]
