@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import sys
+import sysconfig
 import tomllib
 from collections.abc import Mapping
 
@@ -43,8 +44,10 @@ def pins() -> dict[str, str]:
 
 
 def installed() -> dict[str, importlib.metadata.Distribution]:
-    """Distributions by name."""
-    return {canonical(found.metadata["Name"]): found for found in importlib.metadata.distributions()}
+    """Distributions by name. Not what setuptools carries within it, which it puts on the path when it is imported."""
+    places = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(REPOSITORY)}
+    found = importlib.metadata.distributions(path=sorted(places))
+    return {canonical(each.metadata["Name"]): each for each in found}
 
 
 def licence(found: importlib.metadata.Distribution) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -13,6 +12,7 @@ from components.cluster import REPOSITORY
 from components.config import load
 from components.tracking import Tracker
 from tasks import evaluate
+from tasks.asks import Ask
 from tasks.drive import Driven
 from tasks.results import Checkpoint, Pool
 from tests import services
@@ -27,7 +27,8 @@ def test_the_evaluation_of_a_leg_stands_at_its_own_index_once_though_the_process
     opened: list[Tracker] = []
     crashes = [1]
 
-    def driven(_: object, stage: str, index: int, inputs: dict[str, Any]) -> Driven:
+    def driven(_: object, ask: Ask) -> Driven:
+        stage, index, inputs = ask.stage, ask.index, ask.inputs
         parent = opened[-1].campaign("m-s1", {}, {})
         names = ("n", "pass_rate", "stderr", "assertions_passed", "turns_mean", "mean_reward", "infra_rate")
         result = {"label": inputs["label"], "checkpoint": inputs["checkpoint"], "score": {}}
