@@ -26,7 +26,7 @@ def claim(config: CampaignConfig, store: ArtifactStore) -> float:
         ConfigError: the name belongs to another configuration. Lists what differs.
     """
     check_claim(config, store)
-    key = _key(config)
+    key = claim_key(campaign_name(config))
     if not store.create_json(key, {"config": config.model_dump(mode="json"), "started_s": time.time()}):
         check_claim(config, store)  # Another process took it in this instant.
     return float(store.get_json(key)["started_s"])
@@ -38,7 +38,7 @@ def check_claim(config: CampaignConfig, store: ArtifactStore) -> None:
     Raises:
         ConfigError: lists what differs.
     """
-    if not store.exists(key := _key(config)):
+    if not store.exists(key := claim_key(campaign_name(config))):
         return
     differences = _differences(store.get_json(key)["config"], config.model_dump(mode="json"))
     if differences:
@@ -47,8 +47,9 @@ def check_claim(config: CampaignConfig, store: ArtifactStore) -> None:
         raise ConfigError([advice, *differences], "configuration")
 
 
-def _key(config: CampaignConfig) -> str:
-    return campaign_key(campaign_name(config), "campaign.json")
+def claim_key(name: str) -> str:
+    """Where a campaign's configuration stands in the store."""
+    return campaign_key(name, "campaign.json")
 
 
 def check_model(config: CampaignConfig) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prefect import task
 from prefect.artifacts import create_table_artifact
 
-from components.config import CampaignConfig
+from components.config import HELDOUT, CampaignConfig
+from components.errors import LongshellError
 from tasks import asks, tracking
 from tasks.asks import NIGHTLY_INDEX
 from tasks.campaign import campaign_name
@@ -18,6 +19,18 @@ from tasks.comparison import compare_with_last_night
 from tasks.drive import STAGE, Driven, drive
 from tasks.results import Checkpoint, Pool, Score
 from tasks.trajectories import log_trajectories
+
+
+class NightError(LongshellError):
+    """Campaigns that could not be evaluated in a night; the others were."""
+
+    def __init__(self, failed: Sequence[str], of: int) -> None:
+        self.failed = tuple(failed)
+        super().__init__(self.failed, of)
+
+    def __str__(self) -> str:
+        failed, of = self.args
+        return "\n  - ".join([f"{len(failed)} of {of} campaigns could not be evaluated:", *failed])
 
 
 @task(name="evaluate", task_run_name="evaluate-{checkpoint.label}", **STAGE)
@@ -46,7 +59,7 @@ def _record(config: CampaignConfig, driven: Driven, score: Score, index: int) ->
     result, name = score.result, campaign_name(config)
     run = driven.parent if index < NIGHTLY_INDEX else driven.run
     tracking.tracker().log_step(run, index, result["metrics"], time.time_ns() // 1_000_000)
-    if index < NIGHTLY_INDEX and score.pass_rate is not None:
+    if result["suite"] == HELDOUT and score.pass_rate is not None:
         tracking.registry(name).evaluated(result["checkpoint"], score.pass_rate)
     if trials := result.get("trials"):
         if "harbor" not in result:  # Harbor's trajectories are files of its own, beside the trials

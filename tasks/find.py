@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import task
 
-from components.config import CampaignConfig
+from components.config import CampaignConfig, validate
 from components.diagnostics import evaluated
 from components.errors import ConfigError
 from tasks import campaign as campaigns
@@ -28,6 +28,26 @@ def find_checkpoint(config: CampaignConfig, which: str) -> Checkpoint | None:
     """The campaign's `base`, `sft`, `best` or `latest` checkpoint; None before there is one."""
     found = tracking.registry(campaigns.campaign_name(config)).alias(which)
     return None if found is None else Checkpoint(found.label, found.key, found.step)
+
+
+@task(name="find-campaigns")
+def find_begun(which: str) -> list[str]:
+    """Names of the campaigns that have a `base`, `sft`, `best` or `latest` checkpoint, in their order."""
+    return [name for name in tracking.campaigns() if tracking.registry(name).alias(which) is not None]
+
+
+@task(name="find-configuration")
+def claimed(name: str) -> CampaignConfig:
+    """What a campaign was begun with.
+
+    Raises:
+        ConfigError: the store has no such campaign, or this version does not read its configuration.
+    """
+    store = Site.current().store()
+    key = campaigns.claim_key(name)
+    if not store.exists(key):
+        raise ConfigError([f"there is no {key} in {store.url}; its checkpoints are known to MLflow only"], name)
+    return validate(store.get_json(key)["config"], key)
 
 
 @task(name="find-scores")

@@ -30,6 +30,13 @@ def registry(campaign: str) -> Registry:
     return Registry(tracker(), campaign)
 
 
+def campaigns() -> list[str]:
+    """Names of the campaigns that have checkpoints."""
+    from components.tracking import campaigns
+
+    return campaigns(tracker())
+
+
 def register(campaign: str, run: Run, checkpoint: Checkpoint, store: ArtifactStore, aliases: tuple[str, ...]) -> None:
     """Makes a checkpoint a version of the campaign's model, with these aliases."""
     from components.tracking import Checkpoint as Registered

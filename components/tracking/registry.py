@@ -17,6 +17,7 @@ from components.tracking.tracker import Run, Tracker
 
 ALIASES = ("base", "sft", "best")
 LATEST = "latest"
+_PREFIX = registered_model("")
 _KEY, _URI, _LABEL, _STEP = "longshell.key", "longshell.uri", "longshell.label", "longshell.step"
 _PASS_RATE = "longshell.pass_rate"
 
@@ -29,6 +30,15 @@ class Checkpoint:
     uri: str
     label: str
     step: int
+
+
+def campaigns(tracker: Tracker) -> list[str]:
+    """Names of the campaigns that have a registered model, in their order."""
+    models, found = None, []
+    while models is None or models.token:
+        models = tracker.client.search_registered_models(page_token=models.token if models else None)
+        found += [model.name.removeprefix(_PREFIX) for model in models if model.name.startswith(_PREFIX)]
+    return sorted(found)
 
 
 class Registry:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 import flows.campaign
@@ -9,6 +11,8 @@ import flows.evaluate
 import flows.synthesize
 from components.cluster import REPOSITORY
 from components.config import CampaignConfig, load
+from components.errors import ConfigError
+from tasks.evaluate import NightError
 from tasks.results import Checkpoint, Diagnosis, Pool, WarmCritic
 
 POOL = Pool("pool", "d", 9, 1, 0.0)
@@ -122,6 +126,40 @@ def test_the_nightly_evaluation_takes_what_there_is_and_a_new_name_every_day(mon
     assert checkpoint.label == ("leg-2" if found else "base")
     assert label.endswith(checkpoint.label)
     assert index > 700_000
+
+
+def _begun(monkeypatch, names: list[str]) -> list:
+    """Campaigns that have a checkpoint; gives what is evaluated."""
+    asked: list = []
+    monkeypatch.setattr(flows.evaluate, "find_begun", lambda which: names)
+    monkeypatch.setattr(flows.evaluate, "claimed", lambda name: config(f"name={name}"))
+    monkeypatch.setattr(flows.evaluate, "claim", lambda config: "name")
+    monkeypatch.setattr(flows.evaluate, "curate", lambda config: POOL)
+    monkeypatch.setattr(flows.evaluate, "find_checkpoint", lambda config, which: Checkpoint("sft", config.name, 0))
+    monkeypatch.setattr(flows.evaluate, "get_run_logger", lambda: logging.getLogger("flows"))
+    monkeypatch.setattr(flows.evaluate, "score", lambda config, *_: asked.append(config.name) or config.name)
+    return asked
+
+
+def test_a_night_of_every_campaign_takes_the_configurations_own_where_none_has_a_checkpoint(monkeypatch) -> None:
+    asked = _begun(monkeypatch, [])
+    flows.evaluate.evaluate.fn(config(), every=True)
+    assert asked == ["miniature"]
+
+
+def test_a_campaign_that_cannot_be_evaluated_keeps_no_other_from_it_and_fails_the_night(monkeypatch, caplog) -> None:
+    asked = _begun(monkeypatch, ["a", "broken", "c"])
+
+    def claimed(name: str) -> CampaignConfig:
+        if name == "broken":
+            raise ConfigError(["unknown key: rl.steps"], "campaigns/broken/campaign.json")
+        return config(f"name={name}")
+
+    monkeypatch.setattr(flows.evaluate, "claimed", claimed)
+    with pytest.raises(NightError, match=r"1 of 3 campaigns could not be evaluated:\n  - broken: .*\n.*rl\.steps"):
+        flows.evaluate.evaluate.fn(config(), every=True)
+    assert asked == ["a", "c"]
+    assert "broken is not evaluated" in caplog.text
 
 
 def test_every_configured_suite_is_evaluated_after_the_held_out_tasks(monkeypatch) -> None:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from components.artifacts import LocalStore
+from components.cluster import REPOSITORY
+from components.config import HELDOUT, load
 from components.evaluation import aggregate
-from tasks.evaluate import _artifact_key, describe, rows_of
+from tasks import evaluate
+from tasks.drive import Driven
+from tasks.evaluate import NIGHTLY_INDEX, _artifact_key, describe, rows_of
 from tasks.results import Score
 from tests.evaluation.test_score import trial
 
@@ -50,6 +59,23 @@ def test_the_description_says_what_is_missing_and_which_number_stands_for_the_su
     assert second == "2 of the 89 tasks of the benchmark were run"
     other = result(headline={"name": "verifier_reward", "value": None}, caveats=[])
     assert describe(Score.of(other, 0)).endswith("; its number is verifier_reward: none")
+
+
+@pytest.mark.parametrize("index", [3, NIGHTLY_INDEX + 739_000])
+@pytest.mark.parametrize(("suite", "told"), [(HELDOUT, [("legs/1", 0.5)]), ("tb", [])])
+def test_the_best_checkpoint_is_told_by_held_out_tasks_in_a_campaign_or_at_night_and_by_no_suite(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, index: int, suite: str, told: list[tuple[str, float]]
+) -> None:
+    noted: list[tuple[str, float]] = []
+    registry = SimpleNamespace(evaluated=lambda *args: noted.append(args))
+    monkeypatch.setattr(evaluate.tracking, "registry", lambda name: registry)
+    monkeypatch.setattr(evaluate.tracking, "tracker", lambda: SimpleNamespace(log_step=lambda *_: True))
+    monkeypatch.setattr(evaluate, "create_table_artifact", lambda *_, **__: None)
+    found = result(suite=suite, checkpoint="legs/1", metrics={}, series=f"{suite}.m.native", mean_reward=0.5)
+    driven = Driven(found, "run", "parent", LocalStore(tmp_path))
+    config = load(REPOSITORY / "configs" / "miniature.yaml")
+    evaluate._record(config, driven, Score.of(found, 10), index)
+    assert noted == told
 
 
 def test_an_artifacts_key_is_one_that_prefect_takes() -> None:

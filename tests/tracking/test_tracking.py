@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 from components.errors import ServiceError
-from components.tracking import Checkpoint, Registry, Run, Trace, Tracker, Trajectory, TurnView, log_trajectory
+from components.tracking import (
+    Checkpoint,
+    Registry,
+    Run,
+    Trace,
+    Tracker,
+    Trajectory,
+    TurnView,
+    campaigns,
+    log_trajectory,
+)
 from components.tracking.traces import MAX_SPANS
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +97,7 @@ def test_aliases_point_to_checkpoints_and_best_moves_only_upwards(tracker: Track
     assert pointed == {"base": base, "latest": leg, "best": base, "sft": None}
     assert registry.evaluated("leg-1", 0.3)
     assert registry.alias("best") == leg
+    assert campaigns(tracker) == ["aliases"]
 
 
 def test_a_trajectory_is_one_trace_with_a_span_a_turn_and_the_true_times(tracker: Tracker, parent: Run) -> None:
