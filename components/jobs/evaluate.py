@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from components.config import CampaignConfig
+from components.config import CampaignConfig, RewardConfig
 from components.evaluation import (
     Conditions,
     Suite,
@@ -31,7 +31,7 @@ from components.learning.batch import reward_of
 from components.naming import evaluation_key
 from components.outcomes import TrialOverdue, fault_of
 from components.pool import Pool, Task
-from components.records import Sampling, Trial
+from components.records import Reward, Sampling, Trial
 from components.rollout import Attempt, Ledger, Origin, Outcome, save_batch, trial_id, trial_tokens
 
 NATIVE = "native"
@@ -126,8 +126,15 @@ def _keep(job: Job, key: str, trials: list[Trial]) -> None:
         )
     folder = job.folder / "trials"
     shutil.rmtree(folder, ignore_errors=True)
-    save_batch(folder, graded, [], [reward_of(trial, job.config.reward) for trial in graded], ledger)
+    save_batch(folder, graded, [], [_reward(trial, job.config.reward) for trial in graded], ledger)
     job.store.put_tree(key, folder)
+
+
+def _reward(trial: Trial, config: RewardConfig) -> Reward:
+    """The reward of a trial. Tasks of a suite come without what curation measures for a credit by `fail_to_pass`: there
+    every assertion counts, and the suite has no `mean_reward`."""
+    measured = config.credit != "fail_to_pass" or trial.task.fail_to_pass
+    return reward_of(trial, config if measured else config.model_copy(update={"credit": "count"}))
 
 
 def _result(job: Job, suite: Suite, conditions: Conditions, score: SuiteScore, key: str) -> dict[str, Any]:
