@@ -30,7 +30,7 @@ CONTEXT = 16_384
 @pytest.fixture
 def store(tmp_path: Path) -> LocalStore:
     """A store with a checkpoint whose every answer is noise."""
-    shape = {"vocab_size": PADDED, "eos_token_id": VOCABULARY - 1, "initializer_range": 0.1}
+    shape = {"vocab_size": PADDED, "eos_token_id": VOCABULARY - 1, "initializer_range": 0.02}
     folder = write_model(tmp_path / "checkpoint", seed=0, max_position_embeddings=CONTEXT, **shape)
     write_tokenizer(folder)
     store = LocalStore(tmp_path / "store")
