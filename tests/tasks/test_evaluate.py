@@ -14,8 +14,9 @@ from components.cluster import REPOSITORY
 from components.config import HELDOUT, load
 from components.evaluation import aggregate
 from tasks import evaluate
+from tasks.asks import NIGHTLY_INDEX
 from tasks.drive import Driven
-from tasks.evaluate import NIGHTLY_INDEX, _artifact_key, describe, rows_of
+from tasks.evaluate import _artifact_key, describe, rows_of
 from tasks.results import Score
 from tests.evaluation.test_score import trial
 
