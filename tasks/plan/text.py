@@ -33,9 +33,9 @@ ANY_PORT = 0
 
 
 def tell_plan(path: str, overrides: Sequence[str], site: Site) -> int:
-    """Prints the plan, or everything that forbids it; 0 when the campaign can start, 2 when not.
+    """Prints the plan, or everything that forbids it; 0 when the configuration can be run, 2 when not.
 
-    A plan whose campaign could only not start on this machine, for what that lacks, is told with what is lacking.
+    What this machine lacks to start it, such as the model of a cluster, is told after the plan and is no fault of it.
     """
     config, problems, source = refusals(path, overrides, site)
     if config is None or problems:
@@ -48,8 +48,8 @@ def tell_plan(path: str, overrides: Sequence[str], site: Site) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     lacking = [] if store is not None and finished(config, store) else unready(config, site)
     if lacking:
-        print(ConfigError(lacking, HERE), file=sys.stderr)
-    return EXIT_REFUSED if lacking else 0
+        print(f"\nA start from here would be refused. {ConfigError(lacking, HERE)}", file=sys.stderr)
+    return 0
 
 
 def plan_lines(config: CampaignConfig, site: Site, source: str) -> Iterator[str]:
