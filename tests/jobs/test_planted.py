@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from components.cluster import Cluster
 from components.diagnostics import Diagnosis, Finding, Severity, diagnose, read
+from tests import services
 from tests.jobs.conftest import SmallCampaign
+from tests.planted_jobs import forced
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1_800)]
 COMMON = (
@@ -85,3 +88,15 @@ def test_binary_rewards_on_hard_tasks_are_named_as_no_signal(planted: Planted) -
     found = finding(diagnosis, "granularity")
     assert found.severity is Severity.WARN, found
     assert "only the whole verdict is rewarded" in found.text
+
+
+def test_a_summary_budget_that_fits_nowhere_is_named(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forced past the check that refuses it, as the paper's was: nothing checked that one."""
+    monkeypatch.setattr(forced.HarnessConfig, "_compaction_problems", forced.HarnessConfig._compaction_problems)
+    forced.lift()
+    budget = "summary_max_tokens: 24, questions_max_tokens: 12, answers_max_tokens: 12, margin_tokens: 0"
+    compaction = f"harness.compaction={{proactive_threshold_tokens: 40, {budget}}}"
+    variant = planted.variant("summary", compaction, "harness.max_context_tokens=128")
+    variant.cluster = Cluster(services.ray(), variant.store, token=services.token(), package="tests.planted_jobs")
+    found = finding(planted.leg(variant), "compactions")
+    assert found.severity is Severity.RED, found
