@@ -212,7 +212,10 @@ def test_processes_that_make_collect_and_sweep_at_once_do_not_disturb_each_other
         victim.kill()
     for process in stirring:
         process.join()
-    assert [process.exitcode for process in stirring] == [0, 0, 0, -signal.SIGKILL, -signal.SIGKILL]
+    assert [process.exitcode for process in stirring[:3]] == [0, 0, 0]
+    ended = [process.exitcode for process in stirring[3:]]
+    assert set(ended) <= {0, -signal.SIGKILL}, "on a busy machine one may be done before it is killed"
+    assert -signal.SIGKILL in ended
     store = ImageStore(tmp_path / "images")
     store.sweep()
     assert not [*store.folder.glob(f"{WORKPLACE}*"), *(store.folder / "layers").glob(".*")]
