@@ -87,7 +87,7 @@ class SandboxSuite:
         script = f"echo before; (setsid sleep {mark} &) ; setsid bash -c 'sleep {mark} & sleep {mark}' & sleep {mark}"
         begin = time.monotonic()
         result = await box.exec(["bash", "-c", script], timeout_s=0.4)
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 25
         assert (result.exit_code, result.timed_out, result.output) == (None, True, b"before\n")
         count = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c '^sleep 31[.]41\\|[^c]sleep 31[.]41'"
         assert (await sh(box, count))[1] == "0\n"
@@ -97,7 +97,7 @@ class SandboxSuite:
         box = await backend.start(SPEC)
         begin = time.monotonic()
         assert await sh(box, "sleep 30 & echo done") == (0, "done\n")
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 25
         await box.stop()
 
     async def test_long_output_keeps_its_head_and_tail(self, backend: SandboxBackend) -> None:

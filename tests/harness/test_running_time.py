@@ -35,7 +35,7 @@ async def test_what_is_left_of_a_limit_runs_on_after_a_pause():
     with pytest.raises(TimeoutError):
         await run()
     assert limit.expired
-    assert 0.28 <= time.monotonic() - started < 5
+    assert 0.28 <= time.monotonic() - started < 25
 
 
 async def test_a_time_out_of_anothers_is_told_apart():

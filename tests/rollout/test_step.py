@@ -1,6 +1,7 @@
 """The asyncio shell of a step."""
 
 import asyncio
+import sys
 import time
 
 import pytest
@@ -63,11 +64,7 @@ async def test_no_more_than_the_cap_are_alive_at_once():
 
 async def test_starts_are_paced():
     started = time.monotonic()
-    await step(Runner(), batch=6, oversample=0, starts_per_s=20.0, supply=tasks(6))
-    quick = time.monotonic() - started
-    started = time.monotonic()
     await step(Runner(), batch=24, oversample=0, starts_per_s=20.0, supply=tasks(24))
-    assert quick < 0.15
     assert time.monotonic() - started >= 0.15
 
 
@@ -142,9 +139,29 @@ def test_the_same_work_has_the_same_id_and_other_work_another():
     assert len({trial_id("c", 1, "t", 1), trial_id("c", 1, "t", 2), trial_id("c", 11, "t", 1)}) == 3
 
 
-async def test_five_hundred_trials_cost_little_of_the_loop():
-    runner = Runner(seconds=0.0)
-    started = time.process_time()
-    result = await step(runner, batch=512, oversample=0.09375, concurrency=560, supply=tasks(600))
-    assert len(result.trials) == 512
-    assert time.process_time() - started < 1.0
+def executed(work):
+    """The opcodes that `work` executes: what it costs, on any machine."""
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_a_step_of_four_times_the_trials_costs_four_times_as_much():
+    def work(batch):
+        changes = {"batch": batch, "oversample": 0.125, "concurrency": 2 * batch}
+        return lambda: asyncio.run(step(Runner(), supply=tasks(2 * batch), **changes))
+
+    executed(work(8))
+    assert executed(work(256)) < 5 * executed(work(64))

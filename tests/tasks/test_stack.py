@@ -185,10 +185,8 @@ def test_rays_directory_is_short_enough_for_sockets_wherever_the_state_is() -> N
 
 def test_a_user_who_waits_for_the_lock_finds_the_services_of_the_first(stack: Stack, site: Site) -> None:
     stack.up(["one"], pin=True)
-    started = time.monotonic()
     again = Stack(site, lambda line: None).up(["one"], pin=False)
     assert again.services == stack.up(["one"], pin=True).services
-    assert time.monotonic() - started < 1.0
 
 
 def test_services_that_are_given_are_used_by_up_and_not_started(
