@@ -9,11 +9,12 @@ import asyncio
 import io
 import shlex
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from components.sandbox import Sandbox
+from components.sandbox.archive import MOST_MEMBERS, Archive, Bounds
 from components.sandbox.contract import SYSTEM_FOLDERS
 
 LISTING_S = 60.0
@@ -43,7 +44,8 @@ Traces = Mapping[str, Trace]
 
 
 async def traces(box: Sandbox, most_bytes: int) -> Traces | None:
-    """The files of `box` that its user can read; None where they are more, or there is no tar."""
+    """The files of `box` that its user can read; None where they are more, or more than `MOST_MEMBERS`, or there is no
+    tar."""
     records = " ".join(f"--exclude={shlex.quote(f'./{name}')}" for name in RECORDS)
     skipped = " ".join((*SYSTEM_FOLDERS, *SKIPPED))
     asked = ["/bin/bash", "-c", LIST % records, "list", skipped]
@@ -53,23 +55,36 @@ async def traces(box: Sandbox, most_bytes: int) -> Traces | None:
     return await asyncio.to_thread(_listed, result.output)
 
 
-def _listed(content: bytes) -> Traces | None:
+def _listed(content: bytes, most_members: int = MOST_MEMBERS) -> Traces | None:
+    found: dict[str, Trace] = {}
     try:
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
-            return dict(_read(archive))
-    except (tarfile.TarError, OSError, ValueError):
+        with Archive(io.BytesIO(content), Bounds(most_members, len(content))) as archive:
+            for member in archive:
+                if (trace := _trace(archive, member, found)) is not None:
+                    found[_path(member.name)] = trace
+    except (tarfile.TarError, OSError, ValueError, KeyError):  # a box may answer with any bytes
         return None
+    return found
 
 
-def _read(archive: tarfile.TarFile) -> Iterator[tuple[str, Trace]]:
-    for member in archive:
-        path = "/" + str(PurePosixPath(member.name))
-        if member.issym():
-            yield path, Trace(member.linkname.encode("utf-8", "surrogateescape"))
-        elif member.isdir():
-            yield path, Trace(None)
-        elif (file := archive.extractfile(member)) is not None:  # also a hard link's
-            yield path, Trace(file.read(), bool(member.mode & 0o111))
+def _trace(archive: Archive, member: tarfile.TarInfo, found: Traces) -> Trace | None:
+    """Of a member; None of one that is neither a file, a folder nor a link.
+
+    Raises:
+        KeyError: a hard link to no earlier member. `tarfile` would look through all of them, and read the file again.
+    """
+    if member.issym():
+        return Trace(member.linkname.encode("utf-8", "surrogateescape"))
+    if member.isdir():
+        return Trace(None)
+    if member.islnk():
+        return found[_path(member.linkname)]
+    file = archive.extractfile(member)
+    return None if file is None else Trace(file.read(), bool(member.mode & 0o111))
+
+
+def _path(name: str) -> str:
+    return "/" + str(PurePosixPath(name))
 
 
 def is_below(path: str, *folders: str) -> bool:

@@ -17,25 +17,31 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 
+from components.sandbox.archive import MOST_MEMBERS, Archive, Bounds, TooMuch
+
 LARGEST_FILE = 64 << 20
 """Bytes of a file that is looked at, and of all that is unpacked under one allowance."""
 LONGEST_BASE64 = 1 << 20
 SHORTEST_BASE64 = 64
 DEPTH = 3
 """Archives within archives."""
+ZIP_MEMBER = b"PK\x01\x02"
+"""Begins each of the list of them. A zip within a zip, not compressed, counts as well."""
 _BASE64 = (string.ascii_letters + string.digits + "+/").encode()
 
 
 class Allowance:
-    """How many bytes may still be unpacked, of one file or of many.
+    """How many bytes and members may still be unpacked, of one file or of many.
 
     Attributes:
         left: bytes.
+        members: of archives.
         short: whether anything was, or may have been, left packed for want of them.
     """
 
-    def __init__(self, left: int = LARGEST_FILE) -> None:
+    def __init__(self, left: int = LARGEST_FILE, members: int = MOST_MEMBERS) -> None:
         self.left = left
+        self.members = members
         self._refused = False
 
     @property
@@ -46,6 +52,10 @@ class Allowance:
         """Whether so many bytes are left."""
         self._refused |= size > self.left
         return size <= self.left
+
+    def refuse(self) -> None:
+        """Something is left packed."""
+        self._refused = True
 
     def take(self, content: bytes) -> bytes:
         self.left -= len(content)
@@ -104,19 +114,26 @@ def _expanded(content: bytes, most: int) -> bytes:
 
 def _of_tar(content: bytes, allowance: Allowance) -> Iterator[tuple[str, bytes]]:
     try:
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+        with Archive(io.BytesIO(content), Bounds(allowance.members)) as archive:
             for member in archive:
+                allowance.members -= 1
                 file = archive.extractfile(member) if member.isreg() and allowance.admits(member.size) else None
                 if file is not None:
                     yield member.name, allowance.take(file.read())
+    except TooMuch:
+        allowance.refuse()
     except (tarfile.TarError, OSError, ValueError):
         return
 
 
 def _of_zip(content: bytes, allowance: Allowance) -> Iterator[tuple[str, bytes]]:
+    if content.count(ZIP_MEMBER) > allowance.members:  # its list of them is read whole
+        allowance.refuse()
+        return
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             for member in archive.infolist():
+                allowance.members -= 1
                 if allowance.left < 1:
                     return
                 with archive.open(member) as file:

@@ -7,6 +7,9 @@ not the name.
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
 import lzma
 import os
 import posixpath
@@ -22,9 +25,9 @@ from pathlib import Path
 
 from components.artifacts import tree_at
 from components.errors import TaskError, no_space
-from components.pool.archive import Listing
 from components.pool.bucket import SCHEME, fetch
 from components.pool.task import load_task
+from components.sandbox.archive import Archive, Bounds
 from components.sandbox.unpack import extract
 
 LARGEST_TASK = 256 << 20
@@ -187,8 +190,8 @@ def _of_bucket(url: str, scratch: Path) -> tuple[list[Path], list[LeftOut]]:
 def _of_archive(source: Path, scratch: Path) -> tuple[list[Path], list[LeftOut]]:
     scratch.mkdir()
     try:
-        with Listing(source) as listing, tarfile.open(fileobj=listing, mode="r:") as archive:
-            _measure(source, archive, listing)
+        with _content(source) as content, Archive(content, Bounds(MOST_MEMBERS, LARGEST_ARCHIVE)) as archive:
+            archive.getmembers()  # before any is unpacked: to read on may take days
             refused = [LeftOut(name, Reason.UNSAFE, why) for name, why in _unpack(archive, scratch)]
     except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         if no_space(error) is not None:
@@ -197,23 +200,20 @@ def _of_archive(source: Path, scratch: Path) -> tuple[list[Path], list[LeftOut]]
     return _whole(source, scratch, refused)
 
 
-def _measure(source: Path, archive: tarfile.TarFile, listing: Listing) -> None:
-    """Refuses an archive as soon as its members are too large or too many: to read on may take days."""
-    size = 0
-    for number, member in enumerate(archive, 1):
-        listing.grant()
-        member.pax_headers = {}  # Said already by its attributes; of a global one every member has a copy.
-        size += member.size
-        if member.size < 0:
-            raise TaskError(str(source), [f"cannot be unpacked: {member.name[:200]!r} has a size below 0"])
-        if size > LARGEST_ARCHIVE:
-            raise TaskError(str(source), [f"unpacks to more than {LARGEST_ARCHIVE >> 20} MiB"])
-        if number > MOST_MEMBERS:
-            raise TaskError(str(source), [f"has more than {MOST_MEMBERS} members"])
-    listing.is_listed()
+def _content(source: Path) -> io.BufferedIOBase:
+    """What is in a file, by how it begins. What is none of these is a tar, or nothing."""
+    with source.open("rb") as stream:
+        start = stream.read(6)
+    if start.startswith(b"\x1f\x8b"):
+        return gzip.GzipFile(source)
+    if start.startswith(b"BZh"):
+        return bz2.BZ2File(source)
+    if start == b"\xfd7zXZ\0":
+        return lzma.LZMAFile(source)
+    return source.open("rb")
 
 
-def _unpack(archive: tarfile.TarFile, folder: Path) -> Iterator[tuple[str, str]]:
+def _unpack(archive: Archive, folder: Path) -> Iterator[tuple[str, str]]:
     """Unpacks what stays within `folder`; gives every other member and why it was left out."""
     left_out: dict[str, str] = {}
     for member in archive:

@@ -2,7 +2,7 @@
 
 Invariant: nothing is written, and no link leads, outside of the folder it is unpacked in. Whoever filled it may
 have put anything there, so what would is left out, and named; it ends nothing. Nor does a member that no folder can
-have, below a file for example.
+have, below a file for example, nor more than `archive.Bounds` admits, nor damage.
 
 Python's own filter follows links to see where a member leads, and before 3.11.13 (3.12.11) a path too long to follow
 went through it: one archive could write any file of ours. So nothing here depends on following: no member lies below a
@@ -20,16 +20,19 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from components.sandbox.archive import MOST_MEMBERS, Archive, Bounds
 from components.sandbox.zygote.changes import printable
 
 MOST_NAMED = 20
 NAME_CHARS = 200
+LONGEST_PATH, LONGEST_NAME, MOST_FOLDERS = 4095, 255, 100
+"""Linux takes no longer ones. The folders on the way to a member, and to where its link leads, are looked at each."""
 _OF_A_MEMBER = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG}
 """What its own name, or what lies there by then, brings about. The rest is the machine's."""
 
 
-def unpack(archive: bytes, target: Path) -> list[str]:
-    """Unpacks a tar archive; what was left out: names and why, the first of them, and how many more.
+def unpack(archive: bytes, target: Path, most_members: int = MOST_MEMBERS) -> list[str]:
+    """Unpacks a tar archive, not compressed; what was left out: names and why, the first of them, and how many more.
 
     Raises:
         OSError: the disk is full, above all.
@@ -37,10 +40,15 @@ def unpack(archive: bytes, target: Path) -> list[str]:
     """
     target.mkdir(parents=True, exist_ok=True)
     left_out: dict[str, str] = {}
-    with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
-        for member in packed:
-            if (reason := extract(packed, member, target, left_out)) is not None:
-                left_out[posixpath.normpath(member.name)] = reason
+    last = "."
+    with Archive(io.BytesIO(archive), Bounds(most_members, len(archive))) as packed:
+        try:
+            for member in packed:
+                if (reason := extract(packed, member, target, left_out)) is not None:
+                    left_out[posixpath.normpath(member.name)] = reason
+                last = member.name
+        except tarfile.ReadError as error:
+            left_out[f"all after {last}"] = str(error)
     named = [f"{printable(name)[:NAME_CHARS]} ({reason})" for name, reason in left_out.items()]
     more = [f"and {len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
     return named[:MOST_NAMED] + more
@@ -53,6 +61,8 @@ def extract(packed: tarfile.TarFile, member: tarfile.TarInfo, target: Path, left
         OSError: the disk is full, above all.
     """
     try:
+        if any(_is_too_long(name, target) for name in (member.name, member.linkname)):
+            return os.strerror(errno.ENAMETOOLONG)
         safe = tarfile.data_filter(member, str(target))
         reason = leads_out(safe, target) or _reason(safe, target, left_out)
         if reason is None and not (safe.islnk() and (target / safe.name).exists()):  # this very link
@@ -66,6 +76,13 @@ def extract(packed: tarfile.TarFile, member: tarfile.TarInfo, target: Path, left
             raise
         return os.strerror(error.errno)
     return reason
+
+
+def _is_too_long(name: str, target: Path) -> bool:
+    """Such a link cannot be made, and Python would look through all members for what it leads to."""
+    steps = os.fsencode(name).split(b"/")
+    whole = len(os.fsencode(target)) + 1 + sum(map(len, steps)) + len(steps)
+    return whole > LONGEST_PATH or len(steps) > MOST_FOLDERS or max(map(len, steps)) > LONGEST_NAME
 
 
 def leads_out(member: tarfile.TarInfo, target: Path) -> str | None:

@@ -19,6 +19,7 @@ from components.curation.leaks import Secrets, search_environment
 from components.curation.unpack import Allowance, unpacked
 from components.pool import load_task
 from tests.curation.mixed import animal
+from tests.sandbox.test_archive import END, FILE, attributes, header, sparse
 
 NAME = "heron"
 
@@ -111,3 +112,38 @@ def test_what_claims_to_be_an_archive_costs_no_more_than_a_bound(tmp_path: Path)
     assert len(list(unpacked("spaces", b" " * (1 << 20) + b"!", Allowance()))) == 1, "and this in no time"
     torn = [gzip.compress(b"x" * 1000)[:30], tar("a", b"x" * 4000)[:700], zipped(b"x" * 1000)[:40], b"x\x9cnothing"]
     assert secrets.refuse((str(number), content) for number, content in enumerate(torn)) == []
+
+
+@pytest.mark.parametrize("packing", ["tar", "zip"])
+def test_of_the_members_of_archives_no_more_are_unpacked_than_one_allowance_has(packing: str) -> None:
+    if packing == "tar":
+        many = FILE * 5 + END
+    else:
+        made = io.BytesIO()
+        with zipfile.ZipFile(made, "w") as archive:
+            for number in range(5):
+                archive.writestr(str(number), "")
+        many = made.getvalue()
+    for members, short in ((9, True), (10, False)):
+        allowance = Allowance(members=members)
+        found = [place for name in "ab" for place, _ in unpacked(name, many, allowance) if "!" in place]
+        assert allowance.short is short
+        assert len(found) == (10 if not short else 9 if packing == "tar" else 5)
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        header(b"x", 64 << 20) + b" " * 1024,
+        header(b"0", -512, "b"),
+        sparse(-512),
+        attributes(b"g", {str(number): "" for number in range(200)}) + FILE,
+    ],
+    ids=["headers", "backwards", "sparse", "attributes"],
+)
+def test_what_a_tar_says_of_its_members_costs_no_more_than_a_bound(packed: bytes) -> None:
+    # A size below 0 led back to an earlier member, which came again, and filled the memory.
+    allowance = Allowance()
+    places = [place for place, _ in unpacked("t", FILE + packed + END, allowance)]
+    assert places in (["t", "t!a"], ["t", "t!a", "t!x"])
+    assert allowance.short

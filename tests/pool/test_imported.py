@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
 import json
+import lzma
 import os
 import shutil
 import tarfile
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +21,7 @@ from components.config import PoolConfig
 from components.errors import TaskError
 from components.pool import Split, choose, directory_digest, generate, import_tasks, imported, index_folder
 from components.pool.directory import write_task
+from tests.sandbox.test_archive import header
 from tests.sandbox.test_unpack import too_long_to_follow
 
 SOUND = "train-00000"
@@ -172,6 +178,23 @@ def test_an_archive_of_too_much_is_refused_before_it_is_read_to_its_end(
             patch.setattr(imported, name, most)
             with pytest.raises(TaskError, match=told):
                 import_tasks([archive], tmp_path / "pool")
+
+
+def test_an_archive_of_headers_alone_is_refused_before_they_are_unpacked(tmp_path: Path) -> None:
+    # 1.3 MB of gzip took 300 MiB of memory, and there was no member to refuse.
+    much, archive = 4 << 20, tmp_path / "evil.tar.gz"
+    archive.write_bytes(gzip.compress(header(b"x", much) + b" " * much, 1))
+    with pytest.raises(TaskError, match="larger than any in use"):
+        import_tasks([archive], tmp_path / "pool")
+
+
+@pytest.mark.parametrize(("ending", "pack"), [("gz", gzip.open), ("bz2", bz2.open), ("xz", lzma.open)])
+def test_an_archive_may_be_compressed(source: Path, tmp_path: Path, ending: str, pack: Callable[..., Any]) -> None:
+    archive = tmp_path / f"tasks.tar.{ending}"
+    with pack(archive, "wb") as content, tarfile.open(fileobj=content, mode="w") as file:
+        file.add(source / SOUND, SOUND)
+    assert import_tasks([archive], tmp_path / "pool") == []
+    assert [path.name for path in (tmp_path / "pool").iterdir()] == [SOUND]
 
 
 def test_a_damaged_archive_is_an_error_and_leaves_nothing(source: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import io
 import os
 import tarfile
@@ -13,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.sandbox.unpack import MOST_NAMED, NAME_CHARS, unpack
+from components.sandbox.unpack import MOST_FOLDERS, MOST_NAMED, NAME_CHARS, unpack
+from tests.sandbox.test_archive import END, FILE, attributes, header
 
 
 def packed(*members: tarfile.TarInfo) -> bytes:
@@ -71,6 +73,9 @@ def test_a_link_that_leads_out_is_left_out_and_named_and_the_rest_is_there(tmp_p
         ([entry("folder", tarfile.DIRTYPE), entry("folder", tarfile.SYMTYPE, "x")], ["folder"]),
         ([entry("loop", tarfile.SYMTYPE, "loop"), entry("loop/below")], ["loop/below"]),
         ([entry("x" * 300)], ["x" * NAME_CHARS]),
+        ([entry("link", tarfile.SYMTYPE, "x" * 300)], ["link"]),
+        ([entry("link", tarfile.SYMTYPE, "x/" * 2_000)], ["link"]),
+        ([entry("x/" * MOST_FOLDERS + "x")], [("x/" * NAME_CHARS)[:NAME_CHARS]]),
         ([entry("file"), entry("other"), entry("other", tarfile.LNKTYPE, "file")], ["other"]),
         ([entry("nul\0"), entry("late", time=1e300)], ["nul\\x00", "late"]),
     ],
@@ -169,3 +174,30 @@ def test_what_is_named_of_what_was_left_out_is_bounded(tmp_path: Path) -> None:
     many = MOST_NAMED + 5
     told = unpack(packed(*(entry(f"link{number}", tarfile.SYMTYPE, "/") for number in range(many))), tmp_path)
     assert (len(told), told[-1]) == (MOST_NAMED + 1, "and 5 more")
+
+
+@pytest.mark.parametrize(
+    ("archive", "reason"),
+    [
+        (FILE * 5 + END, "all after a (there are more than 4 members)"),
+        (FILE + header(b"L", 64 << 20) + bytes(1024), "larger than any in use"),
+        (FILE + header(b"0", -1024, "b") + END, "a size below 0"),
+        (FILE + attributes(b"x", {"GNU.sparse.size": str(1 << 62)}) + header(b"0", 0, "b") + END, "it unpacks to more"),
+        (FILE + header(b"0", 1024, "b") + bytes(512), "unexpected end of data"),
+    ],
+    ids=["members", "headers", "backwards", "sparse", "torn"],
+)
+def test_what_follows_too_much_or_damage_is_left_out_and_named_and_the_rest_is_there(
+    tmp_path: Path, archive: bytes, reason: str
+) -> None:
+    # A size below 0 filled the memory; the others were errors of the whole, or a file of any size.
+    [told] = unpack(archive, tmp_path / "target", most_members=4)
+    assert told.startswith("all after ")
+    assert reason in told
+    assert (tmp_path / "target" / "a").read_text() == ""
+
+
+def test_what_unpacks_to_more_than_it_is_is_no_archive(tmp_path: Path) -> None:
+    # A megabyte that a box had compressed filled the disk with a gigabyte.
+    with pytest.raises(tarfile.ReadError):
+        unpack(gzip.compress(packed(entry("file"))), tmp_path / "target")
