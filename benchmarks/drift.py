@@ -34,7 +34,7 @@ from components.config import CampaignConfig, HabitConfig, load
 from components.demonstrations import Demonstrator, corpus, train_tokenizer
 from components.gateway import ChatTemplate, SamplerPolicy, Trajectory, user
 from components.harness import ScriptedPolicy, template_for, wording_for
-from components.learning import Supervised
+from components.learning.supervised import Supervised
 from components.pool import GeneratedTask, Split, generate
 from components.records import Sample, Sampling
 from components.sampler import ModelGeometry, Sampler, SGLangClient, launch_sampler

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from datasketch import MinHash, MinHashLSH
 from numpy.typing import NDArray
 
 from components.curation.shingles import windows, words_of
@@ -49,6 +48,8 @@ def near_duplicates(instructions: Mapping[str, str], order: Sequence[str], thres
         raise ValueError(f"threshold must be in (0, 1], not {threshold}")
     if sorted(order) != sorted(instructions):
         raise ValueError("order must name every task of instructions once")
+    from datasketch import MinHash, MinHashLSH  # Imported for a second, with scipy; most pools are not compared.
+
     lsh = MinHashLSH(num_perm=PERMUTATIONS, params=_bands(threshold))
     kept: dict[str, NDArray[np.uint64]] = {}
     dropped = []

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from components.jobs.job import Job
-from components.trainer import Trainer
+
+if TYPE_CHECKING:  # Evaluations read checkpoints without torch, which is imported for seconds.
+    from components.trainer import Trainer
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 

@@ -29,7 +29,9 @@ from components.jobs.commits import Commits, refused_states, resume
 from components.jobs.job import Job, log
 from components.jobs.rollouts import RolloutSide
 from components.jobs.world import client
-from components.learning import damaged, kept, learn, staleness_metrics
+from components.learning.admission import damaged
+from components.learning.ppo_step import learn
+from components.learning.staleness import kept, staleness_metrics
 from components.outcomes import REJECTIONS
 from components.planner import require
 from components.pool import Cursor

@@ -28,8 +28,8 @@ from components.demonstrations import Demonstration, collect, repeats
 from components.jobs.checkpoints import publish_checkpoint
 from components.jobs.commits import Commits, refused_states, resume
 from components.jobs.job import Job, log
-from components.learning import Supervised
 from components.learning.corpus import CORPUS, load_corpus, save_corpus
+from components.learning.supervised import Supervised
 from components.naming import checkpoint_key
 from components.planner import require
 from components.pool import Split, generate

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 import sys
 import tempfile
@@ -81,11 +80,12 @@ def ray(site: Site) -> Service:
         "dashboard-agent-listen-port": ports.any_free(),
         "dashboard-agent-grpc-port": ports.any_free(),
         "metrics-export-port": ports.any_free(),
-        "num-cpus": os.cpu_count(),
+        "num-cpus": 0,  # Nothing of ours asks for one; for each, Ray would start an idle process.
         "object-store-memory": _OBJECT_STORE_BYTES,
         "temp-dir": ray_directory(site.home),
     }
     argv += [f"--{name}={value}" for name, value in options.items()]
+    argv += ["--no-monitor", "--include-log-monitor=false"]  # It does not grow, and its jobs' logs are read as files.
     make_token(site.ray_token)
     headers = {"Authorization": f"Bearer {site.ray_token.read_text()}"}
     nodes = f"{url}/api/v0/nodes?limit=1"

@@ -68,6 +68,7 @@ async def test_the_oracle_passes_everything_and_fits_the_miniatures_budgets(
     assert max(len(demonstration.samples[0].tokens) for demonstration in run_) < 400
 
 
+@pytest.mark.nightly
 async def test_habits_bring_the_pass_rates_the_miniature_starts_from(
     backend: SandboxBackend, tokenizer: BpeTokenizer
 ) -> None:

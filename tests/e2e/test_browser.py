@@ -16,6 +16,7 @@ import yaml
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.client.schemas.objects import FlowRun
+from prefect.states import Cancelling
 
 from components.config import CampaignConfig, load
 from tasks.defaults import MINIATURE
@@ -81,15 +82,26 @@ def declared() -> list[str]:
     return [f"{item['entrypoint'].rpartition(':')[2]}/{item['name']}" for item in items]
 
 
-def begun(client: SyncPrefectClient) -> UUID:
-    """The campaign that the form has started; where there was no browser, one that is started here."""
-    return next((found.id for found in runs_of(CAMPAIGN, client)), None) or run(CAMPAIGN, client)
+def trace() -> list[str]:
+    """What the fake stages noted: what was done, and of which stage."""
+    file = services.home() / "trace"
+    return [line.rpartition(" ")[0] for line in file.read_text().splitlines()] if file.exists() else []
+
+
+@pytest.fixture
+def held() -> Iterator[None]:
+    """The campaign of the form stands still in its first stage."""
+    hold = services.home() / "hold-miniature-s7"
+    hold.touch()
+    yield
+    hold.unlink()
 
 
 @needs_browser
-def test_the_form_in_the_browser_starts_a_campaign_as_it_was_filled_in(
-    page: Page, client: SyncPrefectClient, environment: Mapping[str, str]
+def test_the_form_in_the_browser_starts_a_campaign_as_it_was_filled_in_and_a_cancelled_one_stops_its_job(
+    page: Page, client: SyncPrefectClient, environment: Mapping[str, str], held: None
 ) -> None:
+    before = trace()
     page.driver.get(environment["PREFECT_API_URL"].removesuffix("/api") + "/deployments")
     page.find("//a[normalize-space()='campaign'][contains(@href, '/deployments/deployment/')]").click()
     page.find("//button[normalize-space()='Run']").click()
@@ -103,17 +115,25 @@ def test_the_form_in_the_browser_starts_a_campaign_as_it_was_filled_in(
     assert (run.parameters["config"]["seed"], run.parameters["config"]["rl"]["legs"]) == (7, 1)
     assert CampaignConfig.model_validate(run.parameters["config"]) == ASKED, "nothing else was changed"
 
+    abandoned.eventually(lambda: trace().count("begin curate-0") > before.count("begin curate-0"))
+    client.set_flow_run_state(run.id, Cancelling())
+    abandoned.eventually(lambda: client.read_flow_run(run.id).state.is_final())
+    assert client.read_flow_run(run.id).state.is_cancelled()
+    assert trace().count("stopped curate-0") == before.count("stopped curate-0") + 1
 
-def test_the_campaign_of_the_form_ends_what_runs_at_night_runs_beside_it_and_both_are_diagnosed(
-    client: SyncPrefectClient, environment: Mapping[str, str]
-) -> None:
-    names = declared()
-    scheduled = {name: client.read_deployment_by_name(name).schedules for name in names}
-    assert [name for name in names if scheduled[name]] == [NIGHTLY]
+
+def test_the_nightly_evaluation_has_a_schedule_and_nothing_else_has(client: SyncPrefectClient) -> None:
+    scheduled = {name: client.read_deployment_by_name(name).schedules for name in declared()}
+    assert [name for name in scheduled if scheduled[name]] == [NIGHTLY]
     [nightly] = scheduled[NIGHTLY]
     assert (nightly.active, nightly.schedule.cron, nightly.schedule.timezone) == (True, "0 2 * * *", "UTC")
 
-    campaign, night = begun(client), run_from_a_terminal(NIGHTLY, environment)
+
+@pytest.mark.nightly
+def test_a_campaign_ends_beside_what_runs_at_night_and_both_are_diagnosed(
+    client: SyncPrefectClient, environment: Mapping[str, str]
+) -> None:
+    campaign, night = run(CAMPAIGN, client), run_from_a_terminal(NIGHTLY, environment)
     await_completed(client, campaign)  # Only then there is something to diagnose.
     for each in (night, run(DIAGNOSE, client)):
         await_completed(client, each)
@@ -125,5 +145,5 @@ def test_the_campaign_of_the_form_ends_what_runs_at_night_runs_beside_it_and_bot
 def test_every_other_deployment_runs_beside_a_campaign(client: SyncPrefectClient) -> None:
     others = [name for name in declared() if name not in (CAMPAIGN, NIGHTLY, DIAGNOSE)]
     assert others
-    for each in [begun(client), *(run(name, client) for name in others)]:
+    for each in [run(CAMPAIGN, client), *(run(name, client) for name in others)]:
         await_completed(client, each)

@@ -159,6 +159,7 @@ def test_an_interrupt_stops_the_jobs_of_the_run(campaign: Campaign) -> None:
     assert "the same command continues" in campaign.errors()
 
 
+@pytest.mark.nightly
 def test_a_disk_that_fills_under_a_job_ends_in_one_message_and_the_same_command_continues(tmp_path: Path) -> None:
     small = ("pool.train_tasks=12", "rollout.batch=4")
     small += ("pool.heldout_tasks=2", "evaluation.trials=2", "evaluation.leg_trials=2")

@@ -146,6 +146,7 @@ def litellm() -> Any:
     patch.undo()
 
 
+@pytest.mark.nightly  # litellm is imported for seconds
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
 def test_litellm_plays_a_trial_with_token_fields_as_harbor_asks_for_them(
     gateway_url: str, tiny_folder: Path, litellm: Any, provider: str
@@ -171,6 +172,7 @@ def test_litellm_plays_a_trial_with_token_fields_as_harbor_asks_for_them(
     assert tokenizer.decode(replies[0].prompt_token_ids).endswith("assistant\n")
 
 
+@pytest.mark.nightly
 def test_litellm_recognises_an_overflow_and_streams(gateway_url: str, litellm: Any) -> None:
     where = {"model": f"openai/{MODEL}", "api_base": f"{gateway_url}/t/litellm-stream/v1", "api_key": "none"}
     with pytest.raises(litellm.ContextWindowExceededError):

@@ -12,7 +12,7 @@ import pytest
 
 from components.artifacts import LocalStore
 from components.cluster import Cluster, JobSpec
-from components.config import CampaignConfig, LayoutConfig, load
+from components.config import CampaignConfig, load
 from tasks.stack.settings import make_token
 from tests import services
 
@@ -38,7 +38,6 @@ SMALL = (
     "harness.max_turns=3",
     "sampler.slots=8",
 )
-ALONE = LayoutConfig()
 
 
 class SmallCampaign:
@@ -58,19 +57,8 @@ class SmallCampaign:
         made.config = load(MINIATURE, [*SMALL, *overrides, f"name={made.name}"])
         return made
 
-    def spec(self, stage: str, index: int, inputs: Mapping[str, Any], layout: LayoutConfig) -> JobSpec:
-        trainer = self.config.trainer.model_copy(update={"layout": layout})
-        config = self.config.model_copy(update={"trainer": trainer})
-        return JobSpec(stage, self.name, index, config.model_dump(mode="json"), dict(inputs))
-
-    def run(
-        self,
-        stage: str,
-        inputs: Mapping[str, Any],
-        index: int = 0,
-        layout: LayoutConfig = ALONE,
-    ) -> dict[str, Any]:
-        spec = self.spec(stage, index, inputs, layout)
+    def run(self, stage: str, inputs: Mapping[str, Any], index: int = 0) -> dict[str, Any]:
+        spec = JobSpec(stage, self.name, index, self.config.model_dump(mode="json"), dict(inputs))
         submission = self.cluster.submit(spec, {})
         return self.cluster.follow(spec, submission.id, lambda line: self.lines.append(line.text), lambda: None)
 
@@ -105,6 +93,5 @@ def base(campaign: SmallCampaign, pool: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def sft(campaign: SmallCampaign, pool: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
-    """By a trainer of two processes; every other stage has one of its own."""
     inputs = {"pool": pool["pool"], "checkpoint": base["checkpoint"]}
-    return campaign.run("sft", inputs, layout=LayoutConfig(tp=2))
+    return campaign.run("sft", inputs)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from tests.jobs.conftest import SmallCampaign
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 DISTRIBUTIONAL = ("ppo.critic.loss={kind: hl_gauss, bins: 21}", "ppo.critic.length_adaptive=0.05")
 BASELINE = ("ppo.critic=null", "ppo.group_size=2", "ppo.whiten_advantages=false", "rl.leg_steps=2")
@@ -63,7 +63,6 @@ def test_a_warm_up_trains_the_actor_too_and_measures_at_the_sampling_temperature
     assert result["launched"] == 9, "five, and four beside the one that was carried"
 
 
-@pytest.mark.nightly
 def test_rl_begins_with_the_warm_critic(
     warm: tuple[SmallCampaign, dict[str, Any]], pool: dict[str, Any], sft: dict[str, Any]
 ) -> None:
@@ -74,7 +73,15 @@ def test_rl_begins_with_the_warm_critic(
     assert "ppo/loss" in steps[1], "the actor moves after one step of the critic alone"
 
 
-@pytest.mark.nightly
+def test_two_processes_learn_from_demonstrations_what_one_does(
+    campaign: SmallCampaign, pool: dict[str, Any], base: dict[str, Any], sft: dict[str, Any]
+) -> None:
+    made = campaign.variant("sft-two", "trainer.layout={tp: 2}")
+    result = made.run("sft", {"pool": pool["pool"], "checkpoint": base["checkpoint"]})
+    assert result["step"] == sft["step"]
+    assert result["metrics"]["sft/loss"] == pytest.approx(sft["metrics"]["sft/loss"], rel=1e-3)
+
+
 @pytest.mark.parametrize(("layout", "method"), [("{tp: 2}", "disk"), ("{dp: 2, ep: 2}", "collective")])
 def test_a_leg_learns_in_two_processes(
     campaign: SmallCampaign, pool: dict[str, Any], sft: dict[str, Any], layout: str, method: str
@@ -86,7 +93,6 @@ def test_a_leg_learns_in_two_processes(
         assert ("ppo/loss" in metrics) == (step >= 1)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("algorithm", ["gspo", "grpo"])
 def test_a_baseline_learns_from_groups_without_a_critic(
     campaign: SmallCampaign, pool: dict[str, Any], sft: dict[str, Any], algorithm: str
@@ -99,7 +105,6 @@ def test_a_baseline_learns_from_groups_without_a_critic(
         assert not any(name.startswith("critic/") for name in metrics)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("applied", ["[icepop, sequence_ratio]", "[sequence_k3]"])
 def test_ppo_runs_with_every_correction_and_with_groups(
     campaign: SmallCampaign, pool: dict[str, Any], sft: dict[str, Any], applied: str

@@ -240,16 +240,27 @@ def test_what_a_step_passes_over_is_in_the_next_one_also_across_a_kill(
     assert owed, "five were launched for four places"
 
 
-def test_the_legs_checkpoint_is_evaluated_and_diagnosed(
-    campaign: SmallCampaign, pool: dict[str, Any], leg: dict[str, Any]
-) -> None:
+@pytest.fixture(scope="module")
+def score(campaign: SmallCampaign, pool: dict[str, Any], leg: dict[str, Any]) -> dict[str, Any]:
     inputs = {"pool": pool["pool"], "checkpoint": leg["result"]["checkpoint"], "trials": 6, "label": "leg-1"}
-    score = campaign.run("evaluate", inputs, index=3)
+    return campaign.run("evaluate", inputs, index=3)
+
+
+@pytest.fixture(scope="module")
+def report(campaign: SmallCampaign, score: dict[str, Any]) -> dict[str, Any]:
+    results = {"sft": {**score, "step": 0}, "leg-1": {**score, "step": 4}}
+    return campaign.run("diagnose", {"results": results, "through": None, "before": 2})
+
+
+def test_the_legs_checkpoint_is_evaluated(campaign: SmallCampaign, score: dict[str, Any]) -> None:
     assert score["n"] == 6
     assert 0 <= score["pass_rate"] <= 1
     assert len(load_batch(campaign.store.tree(score["trials"])).trials) == 6
-    results = {"sft": {**score, "step": 0}, "leg-1": {**score, "step": 4}}
-    report = campaign.run("diagnose", {"results": results, "through": None, "before": 2})
+
+
+def test_a_campaign_is_diagnosed_from_its_scores_and_since_the_leg_before(
+    campaign: SmallCampaign, report: dict[str, Any]
+) -> None:
     text = campaign.store.get_bytes(report["report"]).decode()
     assert "Verdict" in text
     assert "(sft) →" in text, "the score after RL is held against the one before"
@@ -261,9 +272,8 @@ def test_the_legs_checkpoint_is_evaluated_and_diagnosed(
 
 
 def test_the_report_leads_to_the_pages_of_trials_with_what_the_trainer_said_of_each_token(
-    campaign: SmallCampaign, leg: dict[str, Any]
+    campaign: SmallCampaign, report: dict[str, Any]
 ) -> None:
-    report = campaign.run("diagnose", {"results": {}, "through": 4, "before": 0}, index=1)
     text = campaign.store.get_bytes(report["report"]).decode()
     assert 1 <= len(report["trajectories"]) <= 6
     for told in report["trajectories"]:
@@ -283,6 +293,7 @@ def test_the_report_leads_to_the_pages_of_trials_with_what_the_trainer_said_of_e
     assert gap == pytest.approx(campaign.record(1)["metrics"]["gap/engine_token_mean"], rel=1e-3)
 
 
+@pytest.mark.nightly
 def test_a_stage_whose_input_is_no_checkpoint_is_refused_and_not_retried(
     campaign: SmallCampaign, pool: dict[str, Any]
 ) -> None:

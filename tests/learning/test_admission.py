@@ -10,8 +10,7 @@ import pytest
 
 from components.config import ModelConfig
 from components.errors import ChecksumError, DriftError, FaultCause, RecordError
-from components.learning import damaged
-from components.learning.admission import admit
+from components.learning.admission import admit, damaged
 from components.records import Sample
 from components.routing import checksum
 from components.tito import stitch

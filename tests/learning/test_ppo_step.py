@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from components.config import PpoConfig, load
-from components.learning import learn
+from components.learning.ppo_step import learn
 from components.records import Float32, Sample
 from components.trainer import LearnItem
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from components.learning import kept, staleness_metrics
-from components.learning.staleness import behaviour_logprobs
+from components.learning.staleness import behaviour_logprobs, kept, staleness_metrics
 from tests.learning.test_ppo_step import RecordingTrainer, _sample
 
 SAMPLES = [

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.config import SupervisedConfig, load
-from components.learning import Supervised
+from components.learning.supervised import Supervised
 from components.records import Sample
 
 CONFIG = load("configs/miniature.yaml").sft

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from components.config import CriticConfig, ModelConfig, OptimizerConfig, PpoConfig, TrainerConfig
-from components.learning import learn
+from components.learning.ppo_step import learn
 from components.records import Sample
 from components.trainer import Trainer
 from components.trainer.megatron import MegatronTrainer

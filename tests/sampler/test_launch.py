@@ -29,6 +29,7 @@ def launch(folder: Path, tmp_path: Path, config: SamplerConfig = CONFIG, port: i
     return launch_sampler(config, folder, seed=0, routing=True, log_path=tmp_path / "logs" / "sampler.log", port=port)
 
 
+@pytest.mark.nightly
 def test_a_missing_folder_and_an_occupied_port_are_named(model_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match=r"exit code 2.*\n.*model folder /nowhere does not exist"):
         launch(Path("/nowhere"), tmp_path)

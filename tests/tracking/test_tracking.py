@@ -60,6 +60,7 @@ def test_a_step_logged_twice_is_there_once_and_what_was_not_measured_is_absent(t
     assert set(logged) == {"rollout/reward_mean", "gap/engine_token_mean", "time/committed_ms"}
 
 
+@pytest.mark.nightly
 def test_processes_that_open_a_new_database_at_once_all_can(tmp_path: Path) -> None:
     """MLflow's own table creation is not safe against itself: `table … already exists`."""
     uri = f"sqlite:///{tmp_path}/new/mlflow.db"

@@ -14,10 +14,7 @@ from components.trainer.megatron import MegatronTrainer, RemoteTrainer
 from components.trainer.ranks import Ranks
 from tests.conformance.trainer_suite import ADAM, CRITIC, MUON, current, random_sample
 from tests.trainer.conftest import HYBRID
-from tests.trainer.test_layouts import LAYOUTS, Run, assert_same, learn, trainer_config
-
-QUICK = ("tp2", "cp2", "pp2 full recompute")
-NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in LAYOUTS]
+from tests.trainer.test_layouts import LAYOUTS, Run, assert_same, learn, of_the_night, trainer_config
 
 
 def config(name: str = "") -> TrainerConfig:
@@ -60,7 +57,7 @@ def alone(batch: list[Sample], start: Path, tmp_path_factory: pytest.TempPathFac
     return learn(loaded(trainer, start), batch, tmp_path_factory.mktemp("alone") / "model")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", of_the_night(LAYOUTS, ["cp2"]))
 def test_a_layout_computes_and_learns_what_one_process_does(
     ranks: Ranks, batch: list[Sample], start: Path, alone: Run, tmp_path: Path, name: str
 ) -> None:

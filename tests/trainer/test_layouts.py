@@ -7,7 +7,7 @@ trainer's state has it under the parameter's name in the whole model, however it
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,13 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "cp2": {"layout": {"cp": 2}},
     "cp2 ep2": {"layout": {"cp": 2, "ep": 2}},
 }
+QUICK = ("dp2 distributed optimizer", "tp2 ep2", "pp2", "cp2")
+"""One of each way to cut a model or a batch; the others, and their combinations, are for the night."""
+
+
+def of_the_night(names: Iterable[str], quick: Sequence[str]) -> list[Any]:
+    """All of the names, as parameters of a test; those that are not quick are run at night."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.nightly) for name in names]
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +150,7 @@ def assert_same(one: Run, other: Run, *, atol: float = 2e-6, rtol: float = 2e-6)
         torch.testing.assert_close(weight, other.weights[name], atol=atol, rtol=0, msg=name)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", of_the_night(LAYOUTS, QUICK))
 def test_a_layout_computes_and_learns_what_one_process_does(
     ranks: Ranks, model: ModelConfig, batch: list[Sample], alone: Run, tmp_path: Path, name: str
 ) -> None:
@@ -151,7 +158,7 @@ def test_a_layout_computes_and_learns_what_one_process_does(
     assert_same(alone, learn(trainer, batch, tmp_path / "model"))
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("tied", [pytest.param(True, marks=pytest.mark.nightly), False], ids=["tied", "untied"])
 def test_ranks_hold_together_what_the_planner_counts(ranks: Ranks, model: ModelConfig, tied: bool) -> None:
     model = model.model_copy(update={"tie_word_embeddings": tied})
     for name, settings in LAYOUTS.items():
@@ -170,7 +177,7 @@ def test_ranks_hold_together_what_the_planner_counts(ranks: Ranks, model: ModelC
                 assert abs(moments - counted.moments) <= small, (name, stage)
 
 
-@pytest.mark.parametrize("name", ["dp2", "tp2", "pp2", "cp2"])
+@pytest.mark.parametrize("name", of_the_night(["dp2", "tp2", "pp2", "cp2"], ["tp2", "cp2"]))
 def test_a_critic_of_bins_and_ratios_of_whole_streams_do_not_depend_on_the_layout(
     ranks: Ranks, model: ModelConfig, batch: list[Sample], tmp_path: Path, name: str
 ) -> None:
@@ -197,7 +204,7 @@ def test_a_critic_of_bins_and_ratios_of_whole_streams_do_not_depend_on_the_layou
             np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["tp2", "tp2 ep2", "pp2"])
+@pytest.mark.parametrize("name", of_the_night(["tp2", "tp2 ep2", "pp2"], ["tp2 ep2"]))
 def test_muon_orthogonalises_whole_matrices_wherever_their_parts_are(
     ranks: Ranks, model: ModelConfig, batch: list[Sample], tmp_path: Path, name: str
 ) -> None:
@@ -227,7 +234,7 @@ def test_an_untied_output_layer_is_cut_like_an_embedding_of_its_own(
             assert trainer.sft_step(batch, lr_share=1.0, aux_loss_coef=0.0) == pytest.approx(expected, rel=5e-6)
 
 
-@pytest.mark.parametrize("name", ["tp2", "cp2", "dp2", "ep2 allgather"])
+@pytest.mark.parametrize("name", of_the_night(["tp2", "cp2", "dp2", "ep2 allgather"], ["cp2", "dp2"]))
 def test_streams_of_any_length_are_padded_where_ranks_must_cut_evenly(
     ranks: Ranks, model: ModelConfig, samples: list[Sample], name: str
 ) -> None:

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from components.errors import RecordError
-from components.trainer.megatron.remote import TRAINER
 
 
 def total(stage: dict[str, Any], value: float) -> float:
@@ -73,6 +72,8 @@ def stop(stage: dict[str, Any], rank: int) -> None:
 
 def held(stage: dict[str, Any]) -> list[tuple[int, int]]:
     """Of the actor and the critic on this rank: parameters that have weights, and that have moments."""
+    from components.trainer.megatron.remote import TRAINER  # Megatron is imported for seconds, for this alone.
+
     trainer = stage[TRAINER]
     counts = []
     for network in (trainer.actor, trainer.critic):

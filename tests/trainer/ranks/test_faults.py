@@ -51,9 +51,11 @@ def test_a_refusal_on_every_rank_is_raised_and_the_ranks_go_on(ranks: Ranks) -> 
     assert ranks.call(functions.total, 0.0) == [1.0, 1.0]
 
 
-def test_a_killed_rank_is_reported_with_its_last_words_and_takes_the_others_along() -> None:
-    with Ranks(2) as pair:
+def test_a_killed_rank_is_reported_with_its_last_words_and_takes_the_others_along(tmp_path: Path) -> None:
+    with Ranks(2, logs=tmp_path) as pair:
         pids = pair.pids
+        with pytest.raises(RecordError):
+            pair.call(functions.refuse, 0, collective=False)
         with pytest.raises(
             InfraFault, match=r"rank 1 of 2 was killed by SIGKILL; its last words:\n(.*\n)*out of"
         ) as caught:
@@ -62,6 +64,17 @@ def test_a_killed_rank_is_reported_with_its_last_words_and_takes_the_others_alon
         assert gone(pids)
         with pytest.raises(InfraFault, match="out of luck"):
             pair.call(functions.total, 1.0)
+    assert "refused by rank 0" in (tmp_path / "trainer-rank-0.log").read_text(), "kept where it was wanted"
+
+
+@pytest.mark.nightly
+def test_ranks_end_with_their_block() -> None:
+    with Ranks(1) as ranks:
+        pids = ranks.pids
+        ranks.call(functions.total, 0.0)
+    assert gone(pids, 1.0)
+    with pytest.raises(InfraFault, match="were ended"):
+        ranks.call(functions.total, 1.0)
 
 
 def test_a_rank_that_waits_for_one_that_failed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,14 +126,3 @@ def test_no_rank_outlives_a_parent_that_was_killed(state: str) -> None:
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
     assert gone(pids)
-
-
-def test_ranks_end_with_their_block_and_their_logs_are_kept_where_they_were_wanted(tmp_path: Path) -> None:
-    with Ranks(1, logs=tmp_path) as ranks:
-        pids = ranks.pids
-        with pytest.raises(RecordError):
-            ranks.call(functions.refuse, 0, collective=False)
-    assert gone(pids, 1.0)
-    assert "refused by rank 0" in (tmp_path / "trainer-rank-0.log").read_text()
-    with pytest.raises(InfraFault, match="were ended"):
-        ranks.call(functions.total, 1.0)
