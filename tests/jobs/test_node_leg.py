@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,22 +59,27 @@ def second() -> Iterator[tuple[str, psutil.Process]]:
         "num-cpus": 1,
         "object-store-memory": 100_000_000,
     }
-    argv = [Path(sys.executable).parent / "ray", "start", "--block", "--disable-usage-stats"]
-    process = subprocess.Popen(
-        [*argv, *(f"--{name}={value}" for name, value in options.items())],
-        env={**os.environ, **settings.environment(services.site())},
-        stdout=subprocess.DEVNULL,
-    )
+    process = _start(options)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not (found := [node for node, is_head in _nodes().items() if not is_head]):
-            assert process.poll() is None, "the second node did not start"
             assert time.monotonic() < deadline, "the second node is not listed"
+            if process.poll() is not None:  # Ray gives it thirty seconds, which a busy machine may take longer than
+                process = _start(options)
             time.sleep(0.5)
         yield found[0], psutil.Process(process.pid)
     finally:
         _kill(psutil.Process(process.pid) if process.poll() is None else None)
         process.wait()
+
+
+def _start(options: Mapping[str, object]) -> subprocess.Popen[bytes]:
+    argv = [Path(sys.executable).parent / "ray", "start", "--block", "--disable-usage-stats"]
+    return subprocess.Popen(
+        [*argv, *(f"--{name}={value}" for name, value in options.items())],
+        env={**os.environ, **settings.environment(services.site())},
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def _kill(root: psutil.Process | None) -> None:
