@@ -166,6 +166,10 @@ class StoreRefused(StoreError):
     """The store cannot be used as it is: no such bucket, no permission, no credentials. Trying again does not help."""
 
 
+class NoStoreError(StoreRefused):
+    """There is no store where something was to be read."""
+
+
 class ServiceError(LongshellError, RuntimeError):
     """A service of the stack (Prefect, Ray, MLflow, sampler) did not start, or stopped answering."""
 

@@ -19,10 +19,9 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from components.artifacts import ArtifactStore
+from components.artifacts import ArtifactStore, existing_store
 from components.diagnostics.health import CampaignHealth, health
-from components.errors import LongshellError, StoreError
-from tasks.plan.refusals import existing_store
+from components.errors import LongshellError
 from tasks.site import Site
 from tasks.terminal import tell
 
@@ -135,10 +134,7 @@ def registry(open_store: Callable[[], ArtifactStore], clock: Callable[[], float]
 
 def _store(site: Site) -> ArtifactStore:
     """The store, which a watcher does not make."""
-    store = existing_store(site)
-    if store is None:
-        raise StoreError(f"there is no store at {site.store_url} yet")
-    return store
+    return existing_store(site.store_url)
 
 
 def main() -> int:

@@ -9,13 +9,14 @@ from urllib.request import url2pathname
 from components.artifacts.local import LocalStore
 from components.artifacts.s3 import SCHEME, S3Store, s3_url
 from components.artifacts.store import ArtifactStore, address_of, check_key, key_of
-from components.errors import ConfigError, StoreError
+from components.errors import ConfigError, NoStoreError, StoreError
 
 __all__ = [
     "ArtifactStore",
     "LocalStore",
     "S3Store",
     "address_of",
+    "existing_store",
     "key_of",
     "open_store",
     "read_at",
@@ -33,6 +34,25 @@ def open_store(url: str | Path) -> ArtifactStore:
     """
     found = store_url(url)
     return S3Store(found) if found.startswith(f"{SCHEME}://") else LocalStore(Path(found))
+
+
+def existing_store(url: str | Path) -> ArtifactStore:
+    """Opens a store for who only reads: none is made.
+
+    Raises:
+        ConfigError: as `open_store`.
+        NoStoreError: there is none.
+        StoreError: it may not be looked at, or as `open_store`.
+    """
+    found = store_url(url)
+    if not found.startswith(f"{SCHEME}://"):
+        try:
+            there = LocalStore.is_at(Path(found))
+        except OSError as error:
+            raise StoreError(f"store {found} cannot be looked at: {error.strerror or error}") from error
+        if not there:
+            raise NoStoreError(f"there is no store at {found}; a campaign's is var/store below where it was started")
+    return open_store(found)
 
 
 def store_url(url: str | Path) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from components.artifacts import ArtifactStore, open_store
+from components.artifacts import ArtifactStore, existing_store
 from components.diagnostics.diagnosis import diagnose
 from components.diagnostics.figures import figures
 from components.diagnostics.finding import Severity
@@ -29,6 +29,7 @@ from components.diagnostics.trajectory import (
     view,
 )
 from components.errors import LongshellError
+from components.naming import campaign_key
 from components.rollout.atif import write_whole
 
 EXIT_RED, EXIT_REFUSED = 1, 2
@@ -43,14 +44,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--running", action="store_true", help="a leg runs: a last step that is too old is a finding")
     arguments = parser.parse_args(argv)
     try:
-        store = open_store(arguments.store)
+        store = existing_store(arguments.store)
         records, evaluations = read(store, arguments.campaign)
         trials, problems = rows(store, arguments.campaign, [int(record["step"]) for record in records])
     except LongshellError as error:
         print(error, file=sys.stderr)
         return EXIT_REFUSED
     worth = chosen(trials)
-    now_ms = int(time.time() * 1000) if arguments.running else None
+    running = arguments.running and not store.exists(campaign_key(arguments.campaign, "results.json"))
+    if arguments.running and not running:
+        print(f"{arguments.campaign} is finished: --running has nothing to look for", file=sys.stderr)
+    now_ms = int(time.time() * 1000) if running else None
     diagnosis = diagnose(records, evaluations, now_ms=now_ms)
     title = f"Diagnosis of {arguments.campaign}"
     text = render(title, diagnosis, records, evaluations)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from components.artifacts import ArtifactStore, LocalStore, open_store, store_url
+from components.artifacts import ArtifactStore, existing_store
 from components.config import CampaignConfig, Readable, read, readable, validate
-from components.errors import ConfigError, NoSpaceError, StoreError, TaskError
+from components.errors import ConfigError, NoSpaceError, NoStoreError, StoreError, TaskError
 from components.pool.bucket import SCHEME, require
 from tasks.campaign import check_claim, check_model, check_plan
 from tasks.site import Site
@@ -59,17 +59,16 @@ def refusals(path: str, overrides: Sequence[str], site: Site) -> tuple[CampaignC
     return config, problems, source
 
 
-def existing_store(site: Site) -> ArtifactStore | None:
+def store_so_far(site: Site) -> ArtifactStore | None:
     """The artifact store, if there is one: a folder is not made.
 
     Raises:
-        ConfigError: the address is of no store.
-        StoreError: it is not there, or may not be read.
+        ConfigError, StoreError: as `existing_store`, but for a store that is not there.
     """
-    url = store_url(site.store_url)
-    if "://" not in url and not LocalStore.is_at(Path(url)):
+    try:
+        return existing_store(site.store_url)
+    except NoStoreError:
         return None
-    return open_store(url)
 
 
 def places(config: CampaignConfig) -> Mapping[str, str]:
@@ -156,7 +155,7 @@ def _home(site: Site) -> Iterator[str]:
 
 
 def _store(site: Site, config: CampaignConfig | None) -> None:
-    store = existing_store(site)
+    store = store_so_far(site)
     if store is not None and config is not None:
         check_claim(config, store)
 

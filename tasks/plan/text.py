@@ -23,7 +23,7 @@ from components.sampler.fleet import Serving
 from components.sampler.launch import LOCAL
 from tasks.campaign import campaign_name
 from tasks.plan.course import Foreseen, course
-from tasks.plan.refusals import HERE, existing_store, keys, places, refusals, unready
+from tasks.plan.refusals import HERE, keys, places, refusals, store_so_far, unready
 from tasks.site import Site
 from tasks.summary import finished
 
@@ -41,7 +41,7 @@ def tell_plan(path: str, overrides: Sequence[str], site: Site) -> int:
     if config is None or problems:
         print(ConfigError(problems, source), file=sys.stderr)
         return EXIT_REFUSED
-    lines, store = list(plan_lines(config, site, source)), existing_store(site)
+    lines, store = list(plan_lines(config, site, source)), store_so_far(site)
     try:
         print("\n".join(lines), flush=True)
     except BrokenPipeError:  # Who reads has read enough; Python would tell of it once more when it ends.
@@ -54,7 +54,7 @@ def tell_plan(path: str, overrides: Sequence[str], site: Site) -> int:
 
 def plan_lines(config: CampaignConfig, site: Site, source: str) -> Iterator[str]:
     """The plan of a sound configuration."""
-    name, store = campaign_name(config), existing_store(site)
+    name, store = campaign_name(config), store_so_far(site)
     yield f"plan of campaign {name} ({source}). Nothing was started and nothing was written."
     jobs = course(config)
     done = 0 if store is None else sum(_is_done(store, config, job) for job in jobs if job.exact)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from components.artifacts import LocalStore, open_store, read_at, store_url
-from components.errors import ConfigError, DamagedError, Failure, StoreError, failure_of
+from components.artifacts import LocalStore, existing_store, open_store, read_at, store_url
+from components.errors import ConfigError, DamagedError, Failure, NoStoreError, StoreError, failure_of
 from tests.conformance.store_suite import StoreRaces, StoreSuite, make_folder
 from tests.disks import small_disk
 
@@ -136,6 +136,14 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"store .*file/store: cannot open"):
         open_store(tmp_path / "file/store")
+
+
+def test_a_reader_makes_no_store_and_finds_the_one_that_is_there(tmp_path: Path) -> None:
+    with pytest.raises(NoStoreError, match="there is no store at"):
+        existing_store(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    open_store(tmp_path).put_bytes("k", b"1")
+    assert existing_store(tmp_path).get_bytes("k") == b"1"
 
 
 def test_folders_and_buckets_are_stores_and_nothing_else_is(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import pytest
 from components.artifacts import LocalStore
 from components.diagnostics import read
 from components.diagnostics.__main__ import EXIT_RED, EXIT_REFUSED, main
+from components.diagnostics.trajectory.__main__ import main as main_of_a_trial
 from components.errors import ConfigError
 from tests.diagnostics.campaigns import PLANTED, records
 from tests.diagnostics.trajectories import BATCH, CAMPAIGN, stored_campaign
@@ -94,3 +95,13 @@ def test_a_leg_that_stands_still_is_only_looked_for_where_one_runs(store, capsys
     assert main([store.url, "old-s1"]) == 0
     assert main([store.url, "old-s1", "--running"]) == EXIT_RED
     assert "the run stands still" in capsys.readouterr().out
+    store.put_json("campaigns/old-s1/results.json", {})
+    assert main([store.url, "old-s1", "--running"]) == 0, "it is finished, however old its last step is"
+    assert "old-s1 is finished" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [main, main_of_a_trial])
+def test_who_mistypes_the_store_is_told_so_and_no_folder_is_made(tmp_path, capsys, command):
+    assert command([str(tmp_path / "nope"), "x-s1"]) == EXIT_REFUSED
+    assert f"there is no store at {tmp_path}/nope" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

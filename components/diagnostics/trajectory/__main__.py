@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from components.artifacts import open_store
+from components.artifacts import existing_store
 from components.diagnostics.trajectory.html import html
 from components.diagnostics.trajectory.stored import decoder, find
 from components.diagnostics.trajectory.view import view
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--atif", action="store_true", help="an ATIF document in place of a page")
     arguments = parser.parse_args(argv)
     try:
-        store = open_store(arguments.store)
+        store = existing_store(arguments.store)
         found = find(store, arguments.trial, arguments.campaign)
         given = arguments.tokenizer
         tokenizer = decoder(store, found.campaign) if given is None else BpeTokenizer.load(given)
