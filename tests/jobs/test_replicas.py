@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -25,6 +24,7 @@ from tests import services
 from tests.conformance.fleet_suite import FleetSuite, assert_whole
 from tests.conformance.launcher_suite import LauncherSuite, answers, serving, two
 from tests.conformance.sampler_suite import tokens
+from tests.jobs.on_ray import actors
 from tests.sampler import fake
 from tests.sampler.conftest import Oracle, model_folder, oracle, other_folder, other_oracle
 from tests.sampler.fleet.parts import Launch, draw, fleet_of, pid_of, until
@@ -48,17 +48,6 @@ def address(ray_token: Path) -> Iterator[str]:
 def launch(address: str) -> Iterator[Launch]:
     yield RayLauncher
     eventually(lambda: not actors())
-
-
-def actors() -> set[int]:
-    """Processes of the replicas' actors on the session's Ray."""
-    found = set()
-    for process in psutil.process_iter(["name"]):
-        with contextlib.suppress(psutil.Error):
-            if process.info["name"].startswith("ray::Replica"):
-                above = (" ".join(parent.cmdline()) for parent in process.parents())
-                found |= {process.pid} if any(str(services.home()) in line for line in above) else set()
-    return found
 
 
 def eventually(condition: Callable[[], bool], within_s: float = 60.0) -> None:
@@ -142,15 +131,13 @@ class TestActors(FleetSuite):
 async def test_a_stock_sglang_is_an_actor_that_comes_back_and_leaves_nothing(
     launch: Launch, model_folder: Path, tmp_path: Path, oracle: Oracle
 ) -> None:
-    given = {"engine": "sglang", "sglang": SGLANG, "start_timeout_s": START_TIMEOUT_S}
+    given = {"engine": "sglang", "sglang": SGLANG, "start_timeout_s": START_TIMEOUT_S, "replicas": 1}
     async with fleet_of(launch, model_folder, tmp_path, [], **given) as fleet:
+        assert_whole(tokens(8, 20), await draw(fleet, "a", tokens(8, 20)), oracle, 8)
         os.kill(pid_of(fleet, 0), signal.SIGKILL)
         await until(fleet, 0, State.DOWN, State.STARTING)
-        assert_whole(tokens(8, 20), await draw(fleet, "a", tokens(8, 20)), oracle, 8)
-        await until(fleet, 0, State.SERVING)
-        for name in "bc":
-            assert_whole(tokens(9, 20), await draw(fleet, name, tokens(9, 20)), oracle, 8)
-        assert fleet.metrics()["fleet/serving"] == 2
+        await until(fleet, 0, State.SERVING, within_s=START_TIMEOUT_S)
+        assert_whole(tokens(9, 20), await draw(fleet, "b", tokens(9, 20)), oracle, 8)
         started = [child for pid in actors() for child in psutil.Process(pid).children(recursive=True)]
-    assert len(started) >= 2 * 3, "a guardian, a server and a scheduler each, at least"
+    assert len(started) >= 3, "a guardian, a server and a scheduler each, at least"
     eventually(lambda: not any(process.is_running() for process in started))
