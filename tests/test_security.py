@@ -27,6 +27,8 @@ UNPICKLED = {
 """Between processes of one user: a socket pair, a socket in a folder that is its user's alone, or behind a token."""
 UNPACKED = {"components/sandbox/unpack.py", "components/sandbox/zygote/transfer.py"}
 """The second unpacks within a box what the same box's like has packed."""
+OPENED = {"components/sandbox/docker/tools.py", "components/sandbox/zygote/transfer.py"}
+"""Where `tarfile.open` is called: to write; and within a box. Elsewhere archives are read as `archive.Archive`."""
 EVALUATED = {"components/harness/harbor.py"}
 """The texts of an installed Harbor, compiled from its own sources."""
 SERIALIZERS = ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
@@ -43,7 +45,7 @@ WRITTEN_OPEN = re.compile(r"(?<![\d.])0\.0\.0\.0(?![\d.])|\[::\]")
 """The same within a text, which nothing but a listener has a use for."""
 SUSPECT = re.compile(
     r"pickle|joblib|shelve|marshal|dill\b|\bload\b|yaml|[. ]extract(all)?\b|unpack_archive|(?<![\w.])(eval|exec)\b"
-    r"|shell=|_shell\b|os\b.*(system|popen)|get(status)?output|trust_remote_code"
+    r"|tarfile|shell=|_shell\b|os\b.*(system|popen)|get(status)?output|trust_remote_code"
     r"|0\.0\.0\.0|\[::\]|[\"']::[\"']|\(\s*(?!\"{3})[\"']{2}|=\s*[\"']{2}[^\"']"
 )
 """What is looked for: a file without any of it need not be parsed."""
@@ -164,6 +166,10 @@ def test_yaml_is_read_as_data() -> None:
 
 def test_archives_are_unpacked_on_this_machine_by_the_one_function_that_follows_no_link() -> None:
     assert unpacking(sources()) == UNPACKED
+
+
+def test_archives_are_read_on_this_machine_by_the_one_class_that_bounds_what_they_say() -> None:
+    assert users(sources(), "tarfile.open") == OPENED
 
 
 def test_no_text_becomes_a_program() -> None:
