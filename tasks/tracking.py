@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from components.artifacts import ArtifactStore
 from components.config import CampaignConfig
+from components.naming import anonymous
 from tasks.results import Checkpoint
 from tasks.site import Site
 
@@ -68,4 +69,4 @@ def trace_link(run: Run, trace_id: str) -> str | None:
 
 def _page(run: Run, place: str) -> str | None:
     server = Site.current().service("mlflow")
-    return f"{server}/#/experiments/{run.experiment_id}/{place}" if server else None
+    return f"{anonymous(server)[0]}/#/experiments/{run.experiment_id}/{place}" if server else None

@@ -10,6 +10,7 @@ from prefect import get_run_logger
 
 from components.artifacts import ArtifactStore
 from components.errors import LongshellError
+from components.naming import page_of, tokenizer_key
 from tasks import tracking
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ def link_trajectories(
     Without an MLflow server there is nothing to link to, and a page stands beside its report. A trial that cannot be
     read has neither; the job has told why.
     """
-    from components.diagnostics.trajectory import page_of
 
     links: dict[str, dict[str, str]] = {}
     for told in (each for each in trajectories if each["page"] is not None):
@@ -76,7 +76,7 @@ def _trace(store: ArtifactStore, run: Run, campaign: str, told: Mapping[str, Any
 
 def _decoder(store: ArtifactStore, campaign: str) -> _Decoder:
     """With the tokenizer that a campaign's jobs keep by itself: a checkpoint in a bucket would come whole."""
-    return _Decoder(store.tree(f"campaigns/{campaign}/tokenizer"))
+    return _Decoder(store.tree(tokenizer_key(campaign)))
 
 
 class _Decoder:

@@ -21,7 +21,6 @@ from components.diagnostics.trajectory import (
     chosen,
     decoder,
     html,
-    page_of,
     rows,
     section,
     stored,
@@ -29,7 +28,7 @@ from components.diagnostics.trajectory import (
     view,
 )
 from components.errors import LongshellError
-from components.naming import campaign_key
+from components.naming import batch_key, campaign_key, page_of
 from components.rollout.atif import write_whole
 
 EXIT_RED, EXIT_REFUSED = 1, 2
@@ -79,7 +78,7 @@ def _write_pages(folder: Path, store: ArtifactStore, campaign: str, worth: Seque
     for each in worth:
         trial = each.row.trial_id
         try:
-            found = stored(store, f"campaigns/{campaign}/rl/batches/{each.step:06d}", trial)
+            found = stored(store, batch_key(campaign, "rl", each.step, "batches"), trial)
             text = html(view(found, decoder(store, campaign)))
         except LongshellError as error:
             print(f"trial {trial} has no page: {error}", file=sys.stderr)

@@ -7,6 +7,7 @@ from typing import Any
 
 from components.jobs.gathering import Verdicts, gather, parts
 from components.jobs.job import Job, main
+from components.naming import curated_keys
 
 
 def stage(job: Job) -> dict[str, Any]:
@@ -20,11 +21,10 @@ def stage(job: Job) -> dict[str, Any]:
         wanted["train"] = (split, 0, skip + count)
     folder, verdict = job.folder / "candidates", Verdicts()
     pools = gather(job, folder, wanted, verdict)
-    key = job.key("candidates")
+    key, listing = curated_keys(job.campaign, "aggregate")
     job.store.put_tree(key, folder)
     shutil.rmtree(folder)
     sizes = {name: len(pool) for name, pool in pools.items()}
-    listing = job.key("aggregate.json")
     job.store.put_json(listing, verdict.rejections)
     job.commit(job.stage, 0, {f"aggregate/{name}": size for name, size in sizes.items()}, total=1)
     return {

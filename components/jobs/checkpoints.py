@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.jobs.job import Job
+from components.naming import tokenizer_key
 
 if TYPE_CHECKING:  # Evaluations read checkpoints without torch, which is imported for seconds.
     from components.trainer import Trainer
@@ -25,7 +26,7 @@ def publish_checkpoint(job: Job, trainer: Trainer, key: str, *, tokenizer_from: 
 
 def keep_tokenizer(job: Job, checkpoint: Path) -> None:
     """Puts the tokenizer of a checkpoint into the store, by itself: who reads trials needs no weights."""
-    key = job.key("tokenizer")
+    key = tokenizer_key(job.campaign)
     if not job.store.exists(key):
         folder = job.folder / "tokenizer"
         folder.mkdir(exist_ok=True)

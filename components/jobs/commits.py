@@ -27,7 +27,7 @@ from components.config.decisive import decisive, decisive_digest, differences
 from components.errors import CheckpointError, DamagedError, StoreError
 from components.joblog import about
 from components.jobs.job import Job, log
-from components.naming import step_key
+from components.naming import refused_key, step_key
 from components.trainer import State, Trainer
 
 OF_THE_RUN = ("time/", "publish/", "fleet/", "resume/", "sandbox/")
@@ -91,7 +91,7 @@ def resume(job: Job, stage: str, last: int, *, begins: bool) -> Position:
     for step, cause in told.items():
         log.warning("the state after step %d is refused (%s): continuing at step %d", step, cause, position.step)
         noted = {"step": step, "cause": cause, "continued_at": position.step, "index": job.index}
-        job.store.put_json(job.key(stage, "refused", f"{step:06d}"), noted)
+        job.store.put_json(refused_key(job.campaign, stage, step), noted)
     return position
 
 

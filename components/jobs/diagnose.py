@@ -12,7 +12,6 @@ from components.diagnostics.trajectory import (
     chosen,
     decoder,
     html,
-    page_of,
     rows,
     section,
     stored,
@@ -21,7 +20,7 @@ from components.diagnostics.trajectory import (
 )
 from components.errors import LongshellError
 from components.jobs.job import Job, log, main
-from components.naming import diagnosis_key
+from components.naming import batch_key, diagnosis_key, page_of
 
 RL = "rl"
 
@@ -100,7 +99,7 @@ def _page(job: Job, each: Chosen, through: int | None) -> str | None:
 
 
 def _batch(job: Job, step: int) -> str:
-    return job.key(RL, "batches", f"{step:06d}")
+    return batch_key(job.campaign, RL, step, "batches")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 from components.errors import TaskError
 from components.jobs.gathering import Verdicts, gated
 from components.jobs.job import Job, main
+from components.naming import curated_keys
 from components.pool import Pool
 
 
@@ -21,7 +22,7 @@ def stage(job: Job) -> dict[str, Any]:
     if none := [name for name, gates in found.items() if not gates.accepted]:
         reasons = [f"{each['task']}: {each['reason']}: {each['detail']}" for each in verdict.rejections[:10]]
         raise TaskError("pool", [f"no task of {', '.join(none)} was accepted", *reasons])
-    key = job.key("gates.json")
+    (key,) = curated_keys(job.campaign, "gates")
     results = {name: [result.to_json() for result in gates.results.values()] for name, gates in found.items()}
     faults = {task: why for gates in found.values() for task, why in gates.faults.items()}
     job.store.put_json(key, {"results": results, "faults": faults})

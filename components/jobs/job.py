@@ -28,7 +28,7 @@ from components import joblog
 from components.artifacts import ArtifactStore, key_of, open_store, read_at
 from components.config import CampaignConfig, validate
 from components.errors import Exit, Failure, LongshellError, failure_of, no_space
-from components.naming import campaign_key, step_key
+from components.naming import campaign_key, lineage_key, step_key
 
 NOISY = ("megatron",)
 """Libraries whose notices (the absence of CUDA extensions, bucket layouts) say nothing to the reader of a job's log."""
@@ -86,7 +86,7 @@ class Job:
         Trials are known by campaign, step and task. What is left on this machine of a campaign of the same name, whose
         store is gone, was drawn by other weights.
         """
-        key = self.key(stage, "lineage.json")
+        key = lineage_key(self.campaign, stage)
         if not self.store.exists(key):
             self.store.put_json(key, {"id": uuid.uuid4().hex})
         return str(self.store.get_json(key)["id"])

@@ -10,6 +10,7 @@ from components.config import AuditConfig
 from components.curation import Endpoint, GateResult
 from components.curation.quality import Assessment, Purse, Subject, assess, counts
 from components.jobs.job import Job, log
+from components.naming import curated_keys
 from components.pool import Pool
 
 T = TypeVar("T")
@@ -84,7 +85,7 @@ def audited(job: Job, subjects: Sequence[Subject], decided: Sequence[Assessment]
     """Audits, keeps every assessment in the store beside those that needed no judge, and gives the job's result."""
     assessments, purse = judged(job, subjects)
     assessments += decided
-    key = job.key(f"{job.stage}.json")
+    (key,) = curated_keys(job.campaign, job.stage)
     job.store.put_json(key, [each.to_json() for each in assessments])
     found, cost = counts(assessments), purse.to_json()
     job.commit(job.stage, 0, measured(job.stage, {**found, **cost}), total=1)

@@ -32,6 +32,7 @@ from components.jobs.world import client
 from components.learning.admission import damaged
 from components.learning.ppo_step import learn
 from components.learning.staleness import kept, staleness_metrics
+from components.naming import batch_key
 from components.outcomes import REJECTIONS
 from components.planner import require
 from components.pool import Cursor
@@ -128,7 +129,7 @@ class Leg:
     def _learn(self, step: int) -> dict[str, float]:
         """Critic, then actor, on the batch of `step`; the metrics of its rollouts and of the update."""
         config = self._job.config
-        with self._job.store.borrowed(self._key("batches", f"{step:06d}")) as folder:
+        with self._job.store.borrowed(self._key("batches", step)) as folder:
             batch = load_batch(folder)
         rollout = self._rollout(step)
         assert rollout is not None
@@ -150,9 +151,9 @@ class Leg:
         metrics = dict(rollout["metrics"]) | staleness_metrics(batch.samples, step, oldest) | result.metrics
         metrics["time/generate"] = metrics["rollout/seconds"]
         metrics["rollout/damaged"] = float(len(lost))
-        store, named = self._job.store, f"{step:06d}"
-        store.put_bytes(self._key("judged", named), dump_figures(samples, result.tokens))
-        store.put_json(self._key("trials", named), trial_rows(batch.trials, batch.rewards, samples, result.tokens))
+        store = self._job.store
+        store.put_bytes(self._key("judged", step), dump_figures(samples, result.tokens))
+        store.put_json(self._key("trials", step), trial_rows(batch.trials, batch.rewards, samples, result.tokens))
         return metrics
 
     def _lost(self, step: int, batch: SpooledBatch) -> dict[str, InfraFault]:
@@ -186,12 +187,12 @@ class Leg:
         """Waits for the batch of `step` and puts it into the store; its description last."""
         produced = self._rollouts.collect(pending)
         store = self._job.store
-        store.put_tree(self._key("batches", f"{step:06d}"), self._job.folder / "batches" / f"{step:06d}")
-        store.put_json(self._key("rollouts", f"{step:06d}"), produced)
+        store.put_tree(self._key("batches", step), self._job.folder / "batches" / f"{step:06d}")
+        store.put_json(self._key("rollouts", step), produced)
 
     def _rollout(self, step: int) -> dict[str, Any] | None:
         """The description of the batch of `step`; None while it is not in the store."""
-        key = self._key("rollouts", f"{step:06d}")
+        key = self._key("rollouts", step)
         if step < 0 or not self._job.store.exists(key):
             return None
         return dict(self._job.store.get_json(key))
@@ -224,8 +225,8 @@ class Leg:
         finally:
             await asyncio.gather(*(sampler.close() for sampler in samplers))
 
-    def _key(self, *parts: str | int) -> str:
-        return self._job.key(self._course.stage, *parts)
+    def _key(self, part: str, step: int) -> str:
+        return batch_key(self._job.campaign, self._course.stage, step, part)
 
 
 @contextmanager

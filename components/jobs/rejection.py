@@ -27,7 +27,7 @@ from components.jobs.job import Job, log, main
 from components.jobs.world import Drawing, World, open_world, require_vocabulary
 from components.learning.batch import reward_of
 from components.learning.corpus import CORPUS, save_corpus
-from components.naming import samples_key
+from components.naming import fates_key, pass_key, samples_key
 from components.pool import Cursor, Pool, Task
 from components.records import Reward, Sample, Sampling, Trial
 from components.rejection import (
@@ -101,7 +101,7 @@ def _tasks(job: Job, wanted: RejectionConfig) -> list[Task]:
 
 
 def _key(job: Job, number: int) -> str:
-    return job.key(STAGE, "passes", f"{number:06d}")
+    return pass_key(job.campaign, number)
 
 
 def _done(job: Job, wanted: RejectionConfig) -> list[int]:
@@ -351,7 +351,7 @@ def _stored(job: Job, graded: Sequence[Graded], selection: Selection) -> dict[st
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     save_corpus(folder / CORPUS, [sample for each in selection.kept for sample in each.samples])
-    samples, table = samples_key(job.campaign), job.key(STAGE, "trials.json")
+    samples, table = samples_key(job.campaign), fates_key(job.campaign)
     job.store.put_tree(samples, folder)
     known = {each.trial.trial_id: each for each in graded}
     fates = [(each.trial.trial_id, each.trial.task.task_id, "kept", "") for each in selection.kept]

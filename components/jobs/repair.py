@@ -8,6 +8,7 @@ from typing import Any
 from components.curation.quality import Verdict, repair, repairable
 from components.jobs.job import Job, main
 from components.jobs.judging import accepted, ask, assessments_of, audit_config, measured
+from components.naming import curated_keys
 from components.pool import write_index
 
 
@@ -22,7 +23,7 @@ def stage(job: Job) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     repairs, purse = ask(job, lambda endpoint, purse: repair(wanted, endpoint, job.store, purse, config, folder))
-    tree, listing = job.key("repaired"), job.key("repairs.json")
+    tree, listing = curated_keys(job.campaign, "repair")
     refs = [each.repaired for each in repairs if each.repaired is not None]
     if refs:
         write_index(folder, refs)

@@ -21,7 +21,7 @@ from components.curation.quality import Assessment, Verdict
 from components.jobs.gathering import digest, parts, require_enough
 from components.jobs.job import Job, log, main
 from components.jobs.judging import accepted, assessments_of, audit_config, measured, repaired
-from components.naming import pool_key
+from components.naming import curated_keys
 from components.pool import LeftOut, Pool, Task, choose, write_index
 
 
@@ -51,7 +51,7 @@ def stage(job: Job) -> dict[str, Any]:
     table = composition(chosen.selected)
     scale, implied = job.config.reward.scale, statistics["implied_scale"]
     log.info("reward.scale is %g; the 90th percentile of assertions asks for %s", scale, implied)
-    listing, key = job.key("select.json"), pool_key(job.campaign)
+    key, listing = curated_keys(job.campaign, "select")
     rows = [{"task": name, "quality": qualities[name], "category": by_id[name].ref.category} for name in names]
     job.store.put_json(listing, {"selected": rows, "left_out": rejections, "composition": table, **statistics})
     job.store.put_tree(key, folder)

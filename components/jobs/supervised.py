@@ -30,7 +30,7 @@ from components.jobs.commits import Commits, refused_states, resume
 from components.jobs.job import Job, log
 from components.learning.corpus import CORPUS, load_corpus, save_corpus
 from components.learning.supervised import Supervised
-from components.naming import checkpoint_key
+from components.naming import checkpoint_key, demonstrations_key
 from components.planner import require
 from components.pool import Split, generate
 from components.records import Sample
@@ -112,7 +112,8 @@ def _corpus(job: Job, wanted: DemonstrationConfig | None, tokenizer_from: Path) 
 
 def _demonstrations(job: Job, wanted: DemonstrationConfig, tokenizer_from: Path) -> tuple[list[Sample], dict[str, Any]]:
     """The stage's demonstrations: from the store, or collected now and put there."""
-    key, summary_key = job.key(job.stage, "demonstrations"), job.key(job.stage, "demonstrations.json")
+    key = demonstrations_key(job.campaign, job.stage)
+    summary_key = f"{key}.json"
     if not job.store.exists(summary_key):
         log.info("collecting %d demonstrations", wanted.trajectories)
         found = _collect(job, wanted.habits, wanted.trajectories, tokenizer_from)

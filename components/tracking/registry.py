@@ -13,10 +13,12 @@ import mlflow
 from mlflow.exceptions import MlflowException
 
 from components.naming import registered_model
-from components.tracking.tracker import Run, Tracker
+from components.tracking.tracker import Run, Tracker, told
 
 ALIASES = ("base", "sft", "best")
 LATEST = "latest"
+_NONE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
+"""How MLflow says that there is no such model, and that it has no such alias."""
 _PREFIX = registered_model("")
 _KEY, _URI, _LABEL, _STEP = "longshell.key", "longshell.uri", "longshell.label", "longshell.step"
 _PASS_RATE = "longshell.pass_rate"
@@ -32,6 +34,7 @@ class Checkpoint:
     step: int
 
 
+@told
 def campaigns(tracker: Tracker) -> list[str]:
     """Names of the campaigns that have a registered model, in their order."""
     models, found = None, []
@@ -45,9 +48,11 @@ class Registry:
     """The registered model of one campaign."""
 
     def __init__(self, tracker: Tracker, campaign: str) -> None:
+        self.uri = tracker.uri
         self._client = tracker.client
         self._name = registered_model(campaign)
 
+    @told
     def register(self, run: Run, checkpoint: Checkpoint, aliases: tuple[str, ...]) -> str:
         """Makes a version for the checkpoint, unless there is one, and moves `aliases` to it; gives its number."""
         version = self._find(checkpoint.key) or self._create(run, checkpoint)
@@ -55,6 +60,7 @@ class Registry:
             self._client.set_registered_model_alias(self._name, alias, version)
         return version
 
+    @told
     def evaluated(self, key: str, pass_rate: float) -> bool:
         """Notes a held-out pass rate on the checkpoint's version; says whether it became the best."""
         version = self._find(key)
@@ -67,6 +73,7 @@ class Registry:
         self._client.set_registered_model_alias(self._name, "best", version)
         return True
 
+    @told
     def alias(self, alias: str) -> Checkpoint | None:
         """The checkpoint an alias points to; None when it points nowhere."""
         if (found := self._version(alias)) is None:
@@ -78,7 +85,9 @@ class Registry:
             return max(self._versions(), key=lambda item: int(item.version), default=None)
         try:
             return self._client.get_model_version_by_alias(self._name, alias)
-        except MlflowException:
+        except MlflowException as error:
+            if error.error_code not in _NONE:
+                raise
             return None
 
     def _create(self, run: Run, checkpoint: Checkpoint) -> str:

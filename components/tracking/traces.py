@@ -13,7 +13,7 @@ from typing import Any
 import mlflow
 from mlflow.entities import SpanType
 
-from components.tracking.tracker import Run, Tracker
+from components.tracking.tracker import Run, Tracker, told
 
 _TRIAL = "longshell.trial_id"
 MAX_CHARS = 4_000
@@ -57,6 +57,7 @@ class Trace:
     is_new: bool
 
 
+@told
 def log_trajectory(
     tracker: Tracker, run: Run, trajectory: Trajectory, step: int, tags: Mapping[str, str] | None = None
 ) -> Trace | None:

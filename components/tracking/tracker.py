@@ -8,17 +8,19 @@ of a step stays, because MLflow cannot replace one.
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import json
 import math
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from urllib.parse import unquote
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # Read by MLflow when it is imported.
 
@@ -26,9 +28,11 @@ import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
 
+from components.databases import unreachable
 from components.errors import ServiceError
-from components.naming import EXPERIMENT, run_key, shown
+from components.naming import EXPERIMENT, anonymous, hidden, run_key, shown
 
 KEY = "longshell.key"
 """Tag by which a run is found again: `<campaign>` or `<campaign>/<stage>`."""
@@ -36,6 +40,38 @@ COMMITTED = "time/committed_ms"
 """Metric that marks a step as logged; its value is the step's commit time, exact below 2^53."""
 _PARAM_CHARS = 6_000
 """Longest value MLflow stores of one parameter."""
+
+
+class HasAddress(Protocol):
+    """What asks an MLflow."""
+
+    @property
+    def uri(self) -> str:
+        """Its address, which may have a password."""
+        ...
+
+
+_Asker = TypeVar("_Asker", bound=HasAddress)
+_Asked = ParamSpec("_Asked")
+_Answer = TypeVar("_Answer")
+
+
+def told(ask: Callable[Concatenate[_Asker, _Asked], _Answer]) -> Callable[Concatenate[_Asker, _Asked], _Answer]:
+    """What asks MLflow, with its errors as ours: of one message each, and without a password.
+
+    Raises:
+        ServiceError: MLflow or its database did not do what it was asked.
+    """
+
+    @functools.wraps(ask)
+    def asking(asker: _Asker, /, *args: _Asked.args, **kwargs: _Asked.kwargs) -> _Answer:
+        try:
+            return ask(asker, *args, **kwargs)
+        except (MlflowException, SQLAlchemyError, OSError) as error:
+            # MLflow tells an address with its password: that is taken out, and its own traceback is not shown.
+            raise ServiceError(f"MLflow at {shown(asker.uri)}: {hidden(str(error), asker.uri)}") from None
+
+    return asking
 
 
 @dataclass(frozen=True)
@@ -57,21 +93,24 @@ class Tracker:
 
     def __init__(self, uri: str, artifacts: Path | None = None) -> None:
         self.uri = uri
-        if uri.startswith("sqlite:///"):
-            Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with _opening(uri):
-                self.client = MlflowClient(uri)
-                self._experiment = self._find_experiment(artifacts)
-        except (MlflowException, OSError) as error:
-            # MLflow tells an address with its password: that is taken out, and its own traceback is not shown.
-            told = str(error).replace(uri.rstrip("/"), shown(uri))
-            raise ServiceError(f"MLflow at {shown(uri)}: {told}") from None
-        mlflow.set_tracking_uri(uri)  # Traces and external models are logged through MLflow's process-wide state.
-        mlflow.set_experiment(experiment_id=self._experiment)
         self._lock = threading.Lock()
         self._logged: dict[str, dict[int, int]] = {}
+        self._open(artifacts)
 
+    @told
+    def _open(self, artifacts: Path | None) -> None:
+        if self.uri.startswith("sqlite:///"):
+            Path(self.uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        if reason := unreachable(self.uri):
+            raise ServiceError(f"MLflow at {shown(self.uri)}: {reason}")
+        uri = _without_password(self.uri)
+        with _opening(uri):
+            self.client = MlflowClient(uri)
+            self._experiment = self._find_experiment(artifacts)
+        mlflow.set_tracking_uri(uri)  # Traces and external models are logged through MLflow's process-wide state.
+        mlflow.set_experiment(experiment_id=self._experiment)
+
+    @told
     def campaign(self, campaign: str, config: Mapping[str, Any], tags: Mapping[str, str]) -> Run:
         """The parent run of a campaign, with its whole configuration as parameters.
 
@@ -81,11 +120,13 @@ class Tracker:
         self.log_params(run, flatten(config))
         return run
 
+    @told
     def stage(self, parent: Run, stage: str, tags: Mapping[str, str]) -> Run:
         """The run of one stage, below its campaign's."""
         nested = {**tags, "mlflow.parentRunId": parent.run_id, "longshell.stage": stage}
         return self._find_or_create(run_key(parent.key, stage), stage, nested)
 
+    @told
     def log_step(self, run: Run, step: int, metrics: Mapping[str, float | None], timestamp_ms: int) -> bool:
         """Logs a committed step, unless it was logged before; says whether it was now.
 
@@ -103,6 +144,7 @@ class Tracker:
         logged[step] = timestamp_ms
         return True
 
+    @told
     def log_params(self, run: Run, params: Mapping[str, Any]) -> None:
         """Logs those parameters that the run does not have yet. They cannot be changed afterwards."""
         present = self.client.get_run(run.run_id).data.params
@@ -110,10 +152,12 @@ class Tracker:
         for start in range(0, len(fresh), 100):
             self.client.log_batch(run.run_id, params=fresh[start : start + 100])
 
+    @told
     def log_tags(self, run: Run, tags: Mapping[str, str]) -> None:
         """Sets tags, replacing earlier values."""
         self.client.log_batch(run.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
 
+    @told
     def log_bytes(self, run: Run, path: str, data: bytes) -> None:
         """Keeps a file with the run, e.g. a figure at `figures/gap.png`. The same path is replaced."""
         folder, _, name = path.rpartition("/")
@@ -122,6 +166,7 @@ class Tracker:
             file.write_bytes(data)
             self.client.log_artifact(run.run_id, str(file), folder or None)
 
+    @told
     def log_pool(self, run: Run, name: str, digest: str, uri: str) -> None:
         """Names the pool of tasks as a dataset that went into the run."""
         inputs = self.client.get_run(run.run_id).inputs.dataset_inputs
@@ -130,6 +175,7 @@ class Tracker:
         dataset = Dataset(name, digest[:36], source_type="longshell-store", source=json.dumps({"uri": uri}))
         self.client.log_inputs(run.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "pool")])])
 
+    @told
     def end(self, run: Run, *, failed: bool = False) -> None:
         """Marks the run as finished or failed. A later attempt may write to it all the same."""
         self.client.set_terminated(run.run_id, "FAILED" if failed else "FINISHED")
@@ -170,6 +216,17 @@ class Tracker:
 
     def _search(self, key: str) -> list[Any]:
         return list(self.client.search_runs([self._experiment], f"tags.`{KEY}` = '{key}'"))
+
+
+def _without_password(uri: str) -> str:
+    """The address of a server without who connects, which MLflow is told otherwise: it prints its address."""
+    if not uri.startswith("http"):
+        return uri
+    address, who = anonymous(uri)
+    user, _, password = who.partition(":")
+    if password:
+        os.environ |= {"MLFLOW_TRACKING_USERNAME": unquote(user), "MLFLOW_TRACKING_PASSWORD": unquote(password)}
+    return address if password else uri
 
 
 @contextmanager

@@ -22,7 +22,8 @@ from components.sampler.command import Place, server_command
 from components.sampler.fleet import Serving
 from components.sampler.launch import LOCAL
 from tasks.campaign import campaign_name
-from tasks.plan.course import Foreseen, course
+from tasks.databases import away
+from tasks.plan.course import OF_A_JOB, OF_THE_CAMPAIGN, Foreseen, course
 from tasks.plan.refusals import HERE, keys, places, refusals, store_so_far, unready
 from tasks.site import Site
 from tasks.summary import finished
@@ -46,7 +47,7 @@ def tell_plan(path: str, overrides: Sequence[str], site: Site) -> int:
         print("\n".join(lines), flush=True)
     except BrokenPipeError:  # Who reads has read enough; Python would tell of it once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    lacking = [] if store is not None and finished(config, store) else unready(config, site)
+    lacking = [] if store is not None and finished(config, store) else [*unready(config, site), *away(site)]
     if lacking:
         print(f"\nA start from here would be refused. {ConfigError(lacking, HERE)}", file=sys.stderr)
     return 0
@@ -54,15 +55,20 @@ def tell_plan(path: str, overrides: Sequence[str], site: Site) -> int:
 
 def plan_lines(config: CampaignConfig, site: Site, source: str) -> Iterator[str]:
     """The plan of a sound configuration."""
-    name, store = campaign_name(config), store_so_far(site)
+    name, store, url = campaign_name(config), store_so_far(site), store_url(site.store_url)
     yield f"plan of campaign {name} ({source}). Nothing was started and nothing was written."
     jobs = course(config)
     done = 0 if store is None else sum(_is_done(store, config, job) for job in jobs if job.exact)
     yield f"\nJOBS: {len(jobs)}, in the order of their submission" + (f"; {done} of them are done already" * bool(done))
     if config.model.path is not None:
         yield f"  base: no job; {config.model.path} is copied to {naming.imported_key(name)}"
+    told, root = set[str](), naming.campaign_key(name)
     for job in jobs:
         yield from _job(config, site, store, job)
+        yield from (
+            f"    keeps  {address_of(url, root)}{key.removeprefix(root)}" for key in job.keeps if key not in told
+        )
+        told |= {*job.keeps}
     yield from ("", "RAY", *(f"  {line}" for line in _ray(config, site)))
     yield from ("", "SAMPLERS", *(f"  {line}" for line in _samplers(config, site, jobs)))
     yield from ("", "TRAINER", *(f"  {line}" for line in _trainer(config)))
@@ -173,6 +179,7 @@ def _records(config: CampaignConfig, site: Site, jobs: Sequence[Foreseen]) -> It
     name = campaign_name(config)
     yield f"state directory: {site.home}"
     yield f"store: {address_of(store_url(site.store_url), naming.campaign_key(name))}"
+    yield f"  beside what its jobs leave: {', '.join(OF_THE_CAMPAIGN)}; of a job: jobs/<job>/{{{','.join(OF_A_JOB)}}}"
     stages = dict.fromkeys(job.ask.stage for job in jobs)
     runs = [name, *(naming.run_key(name, stage) for stage in stages)]
     model = naming.registered_model(name)

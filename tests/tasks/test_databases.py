@@ -14,10 +14,19 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
 
+import flows.campaign
 from components.cluster import REPOSITORY
+from components.databases import unreachable
 from components.errors import ConfigError
-from components.naming import shown
+from components.naming import anonymous, hidden, shown
+from components.tracking import Run
+from tasks import tracking
+from tasks.databases import away
+from tasks.launch import main
 from tasks.site import Site
 from tasks.stack import ports, services, settings
 from tasks.stack.supervisor import Stack
@@ -90,6 +99,64 @@ def test_an_address_is_shown_without_its_password(address: str, seen: str) -> No
     assert shown(address) == seen
 
 
+WORDS = st.text("abcXYZ0129.:/@?&=#% '", min_size=4, max_size=12).filter(lambda word: len(word.strip()) > 3)
+
+
+@given(password=WORDS)
+@limits(max_examples=40)
+def test_a_text_that_quotes_an_address_is_told_without_its_password(password: str) -> None:
+    address = f"postgresql://longshell:{password}@db.internal/mlflow"
+    text = hidden(f'FATAL of {address}: user "longshell", password {password!r}; mlflow db upgrade {address}/', address)
+    told = text.replace("***", "").replace("postgresql://", "").replace("@db.internal/mlflow", "")
+    assert password not in told
+    assert "FATAL" in told
+    assert ('user "longshell"' in text) == ("?" not in password), "where more could be the password, more is hidden"
+
+
+def test_a_link_leads_where_the_address_does_and_names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert anonymous("https://ops:hunter2@mlflow:5000") == ("https://mlflow:5000", "ops:hunter2")
+    assert anonymous("http://mlflow:5000") == ("http://mlflow:5000", "")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://ops:hunter2@mlflow:5000")
+    run = Run("r", "1", "k")
+    links = (tracking.link(run), tracking.file_link(run, "report.html"), tracking.trace_link(run, "t"))
+    assert all(link.startswith("https://mlflow:5000/#/experiments/1/") for link in links)
+
+
+AWAY = "postgresql://longshell:hunter2@127.0.0.1:1/x"
+
+
+def test_a_database_that_does_not_answer_refuses_the_start_in_one_message_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("PREFECT_API_URL", "LONGSHELL_RAY_JOBS", "LONGSHELL_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LONGSHELL_HOME", str(tmp_path / "home"))
+    for name in ("LONGSHELL_PREFECT_DATABASE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.setenv(name, AWAY)
+    config = f"--config={REPOSITORY / 'configs' / 'miniature.yaml'}"
+    assert main(flows.campaign.campaign, [config], reports=True) == 1
+    told = capsys.readouterr().err
+    assert "MLFLOW_TRACKING_URI: postgresql+psycopg2://***@127.0.0.1:1/x cannot be used: connection to server" in told
+    assert "LONGSHELL_PREFECT_DATABASE: postgresql+asyncpg://***@127.0.0.1:1/x cannot be used: " in told
+    assert "correct its address" in told
+    assert main(flows.campaign.campaign, [config, "--dry-run"], reports=True) == 0
+    planned = capsys.readouterr()
+    assert "A start from here would be refused. this machine: 2 problems" in planned.err
+    for text in (told, planned.out, planned.err):
+        assert "hunter2" not in text
+        assert "Traceback" not in text
+    assert not (tmp_path / "home" / "stack" / "state.json").exists(), "nothing was started"
+
+
+def test_addresses_that_no_driver_understands_are_told_in_words_without_a_password() -> None:
+    for address in ("postgresql+psycopg2://u:hunter2@h:port/x", "postgresql+asyncpg://u:p@hunter2@127.0.0.1:1/x"):
+        reason = unreachable(address)
+        assert reason
+        assert "hunter2" not in reason
+    assert unreachable("sqlite:////nowhere/x.db") is None
+    assert unreachable("http://127.0.0.1:1") is None
+
+
 @pytest.fixture
 def site(postgres: Server) -> Iterator[Site]:
     home = Path(tempfile.mkdtemp(prefix="lsd-"))
@@ -118,6 +185,15 @@ def run_flow(site: Site) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(800)
 def test_prefect_and_mlflow_live_on_a_real_postgresql(postgres: Server, site: Site, stack: Stack) -> None:
+    assert away(site) == []
+    wrong = {"LONGSHELL_PREFECT_DATABASE": site.prefect_database, "MLFLOW_TRACKING_URI": site.tracking_uri}
+    wrong = {
+        name: f"postgresql://{str(uri).partition('://')[2]}".replace(PASSWORD, "hunter2") for name, uri in wrong.items()
+    }
+    told = away(Site.current({"LONGSHELL_HOME": str(site.home), **wrong}))
+    assert [each.partition(":")[0] for each in told] == ["MLFLOW_TRACKING_URI", "LONGSHELL_PREFECT_DATABASE"]
+    assert all("password authentication failed" in each and "hunter2" not in each for each in told)
+
     record = stack.up(["prefect", "mlflow"], pin=True)
     prefect, mlflow = (str(uri).rpartition("/")[2] for uri in (site.prefect_database, site.tracking_uri))
     assert postgres.ask(prefect, "SELECT count(*) FROM alembic_version") == [(1,)], "migrated"

@@ -58,6 +58,8 @@ def test_the_papers_plan_tells_every_leg_job_flag_and_byte(home: Path, capsys: p
         "JOBS: 39",
         "steps  100 to 109",
         f"leaves {home}/store/campaigns/t1-122b-s1/rl/legs/11/checkpoint",
+        f"keeps  {home}/store/campaigns/t1-122b-s1/rl/trials/<step>",
+        "campaign.json, table.json, results.json; of a job: jobs/<job>/{spec.json,",
         "each of 8 samplers: num_cpus=0, num_gpus=8",
         "--context-length 96000 --max-running-requests 80",
         "--enable-return-routed-experts",

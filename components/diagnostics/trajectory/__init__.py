@@ -1,6 +1,6 @@
 """One trial that a person can read: found in a store, put together, written as a page."""
 
-from components.diagnostics.trajectory.choice import Chosen, beside, chosen, page_of, section, unread
+from components.diagnostics.trajectory.choice import Chosen, beside, chosen, section, unread
 from components.diagnostics.trajectory.html import html
 from components.diagnostics.trajectory.stored import Stored, decoder, find, rows, stored
 from components.diagnostics.trajectory.view import Piece, View, ViewedTurn, view
@@ -16,7 +16,6 @@ __all__ = [
     "decoder",
     "find",
     "html",
-    "page_of",
     "rows",
     "section",
     "stored",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from components.naming import page_of
 from components.rollout import TrialRow
 
 Weight = Callable[[TrialRow], float | None]
@@ -66,11 +67,6 @@ def _size(value: float | None) -> float | None:
 
 def _in_vain(row: TrialRow) -> float | None:
     return None if row.reward or not row.assertions else float(row.assertions)
-
-
-def page_of(trial_id: str) -> str:
-    """Where the page of a trial lies beside the report that names it."""
-    return f"trajectories/{trial_id}.html"
 
 
 def beside(trials: Iterable[str]) -> dict[str, dict[str, str]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from components.artifacts import ArtifactStore
 from components.errors import ConfigError, LongshellError, RecordError, StoreError
+from components.naming import batch_key, tokenizer_key
 from components.records import Reward, Sample, Trial
 from components.rollout import LedgerRow, TokenFigures, TrialRow, load_batch, load_figures
 from components.tito import BpeTokenizer
@@ -87,7 +88,7 @@ def rows(store: ArtifactStore, campaign: str, steps: Iterable[int]) -> tuple[lis
     found: list[tuple[int, TrialRow]] = []
     problems: list[str] = []
     for step in steps:
-        key = f"campaigns/{campaign}/rl/trials/{step:06d}"
+        key = batch_key(campaign, "rl", step, "trials")
         try:
             told = store.get_json(key) if store.exists(key) else []
             if not isinstance(told, list):
@@ -104,7 +105,7 @@ def decoder(store: ArtifactStore, campaign: str) -> BpeTokenizer:
     Raises:
         StoreError, CheckpointError: the store does not have it, or it is damaged.
     """
-    return BpeTokenizer.load(store.tree(f"campaigns/{campaign}/tokenizer"))
+    return BpeTokenizer.load(store.tree(tokenizer_key(campaign)))
 
 
 def _batches(store: ArtifactStore, campaign: str | None) -> Iterator[str]:
