@@ -22,6 +22,7 @@ COLUMNS = {
     "stage": "{}",
     "pass rate": "{:.1%}",
     "± error": "{:.1%}",
+    "trials": "{}",
     "assertions": "{:.1%}",
     "turns": "{:.2f}",
     "engine gap": "{:.2e}",
@@ -72,12 +73,14 @@ def finished(config: CampaignConfig, store: ArtifactStore) -> tuple[dict[str, An
     lines = [
         f"{name}: {value}" + " (with `make ui` up)" * str(value).startswith("http") for name, value in links.items()
     ]
-    return store.get_json(f"{prefix}/results.json"), "\n".join([render(table["rows"]), "", *lines])
+    results = store.get_json(f"{prefix}/results.json")
+    lines.insert(0, f"minutes: {results['minutes']:.1f} in all; of a row, those that made its checkpoint")
+    return results, "\n".join([render(table["rows"]), "", *lines])
 
 
 def render(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table as aligned text."""
-    cells = [list(COLUMNS), *([_text(row[name], form) for name, form in COLUMNS.items()] for row in rows)]
+    """The table as aligned text. What an older campaign did not tell of a row is a dash."""
+    cells = [list(COLUMNS), *([_text(row.get(name), form) for name, form in COLUMNS.items()] for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(COLUMNS))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
@@ -92,6 +95,7 @@ def _row(
         "stage": checkpoint.label,
         "pass rate": score.pass_rate,
         "± error": score.stderr,
+        "trials": score.n,
         "assertions": score.assertions_passed,
         "turns": score.turns_mean,
         "engine gap": _mean(own, "gap/engine_token_mean"),

@@ -33,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints the plan; 0 when something fits, 1 when nothing does, 2 when the question makes no sense."""
     arguments = _parser().parse_args(argv)
     try:
+        if not Path(arguments.model).exists():
+            raise ConfigError([f"--model: there is no {arguments.model}"], "planner")
         campaign = load(arguments.model) if Path(arguments.model).suffix in (".yaml", ".yml") else None
         if arguments.gpus is None:
             return _as_configured(campaign, as_json=arguments.json)

@@ -26,6 +26,7 @@ from tasks.databases import away
 from tasks.plan.course import OF_A_JOB, OF_THE_CAMPAIGN, Foreseen, course
 from tasks.plan.refusals import HERE, keys, places, refusals, store_so_far, unready
 from tasks.site import Site
+from tasks.stack.supervisor import recorded
 from tasks.summary import finished
 
 EXIT_REFUSED = 2
@@ -100,14 +101,25 @@ def _job(config: CampaignConfig, site: Site, store: ArtifactStore | None, job: F
 
 
 def _ray(config: CampaignConfig, site: Site) -> Iterator[str]:
-    where = naming.shown(site.given.get("ray", "a head node that is started here, and stopped again"))
-    yield f"cluster: {where}"
+    yield f"cluster: {_service(site, 'ray', 'a head node')}"
     yield f"a job's driver: on the head node, 0 CPUs, 0 GPUs; environment {_environment(config, site)}"
     yield f"the rollout actor of a leg and of the warm-up: beside the driver, {_resources(actors.ROLLOUTS)}"
     if config.sampler.placement == "ray":
         yield f"each of {config.sampler.members} samplers: {_resources(actors.replica(config.sampler))}, on any node"
     if config.rollout.per_node is not None:
         yield f"on every node: {_resources(actors.NODE_PLACE)}, for at most {config.rollout.per_node} sandboxes"
+
+
+def _service(site: Site, name: str, kind: str) -> str:
+    """Where a service is: given, running, or started by the campaign."""
+    if name in site.given:
+        return naming.shown(site.given[name])
+    record = recorded(site)
+    stays = record is not None and record.pinned
+    if record is not None and record.alive(name):
+        until = "which stays (`make ui`)" if stays else "which a campaign has started and its last user stops"
+        return f"{record.services[name]['url']}, {until}"
+    return f"{kind} that is started here, and {'stays with what `make ui` started' if stays else 'stopped again'}"
 
 
 def _environment(config: CampaignConfig, site: Site) -> str:
@@ -185,8 +197,7 @@ def _records(config: CampaignConfig, site: Site, jobs: Sequence[Foreseen]) -> It
     model = naming.registered_model(name)
     yield f"MLflow {naming.shown(site.tracking_uri)}: experiment {naming.EXPERIMENT}, registered model {model}"
     yield f"  runs (tag longshell.key): {', '.join(runs)}"
-    prefect = naming.shown(site.given.get("prefect", "a server that is started here"))
-    yield f"Prefect {prefect}: flow run {name} of flow campaign"
+    yield f"Prefect {_service(site, 'prefect', 'a server')}: flow run {name} of flow campaign"
     yield f"  deployments of it (`make ui`): {', '.join(_deployments('flows/campaign.py:campaign')) or 'none'}"
 
 

@@ -50,6 +50,14 @@ class Record:
         return name in self.services and self.identity(name).process() is not None
 
 
+def recorded(site: Site) -> Record | None:
+    """What is on record of a site's stack, running or not; None when nothing is. Only reads."""
+    try:
+        return Record(**json.loads(site.stack_file.read_text()))
+    except FileNotFoundError:
+        return None
+
+
 class Stack:
     """The services of one site. `say` receives one line of progress at a time."""
 
@@ -186,10 +194,7 @@ class Stack:
         return "\n".join([f"the end of {self.log(name)}:", *end])
 
     def _read(self) -> Record:
-        try:
-            return Record(**json.loads(self._site.stack_file.read_text()))
-        except FileNotFoundError:
-            return Record(mark=secrets.token_hex(8))
+        return recorded(self._site) or Record(mark=secrets.token_hex(8))
 
     def _write(self, record: Record) -> None:
         temporary = self._site.stack_file.with_suffix(".tmp")

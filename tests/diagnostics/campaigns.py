@@ -103,6 +103,9 @@ FLAT: Mapping[str, Value] = {
 }
 NOT_MOVED = (score("sft", 0, 0.3), score("leg-1", 12, 0.31), score("leg-2", 24, 0.3))
 
+YOUNG = (0.0, -3.95, -1.19, -1.18, -0.71, -0.89, -0.31, -0.25, -0.23, -0.13, -0.01, -0.04)
+"""Explained variance in the first leg of a newcomer's campaign, which went from .25 to .88 in four."""
+
 SOUND: Mapping[str, Campaign] = {
     "ppo that learns": Campaign(),
     "a cold critic that warms up early, as the miniature's": Campaign(
@@ -134,6 +137,10 @@ PLANTED: Mapping[str, tuple[str, Campaign]] = {
     "placeholder rows": ("placeholder_rows", Campaign({"r3/placeholder_rows": 0.01})),
     "samplers with old weights": ("far_tokens", Campaign({"gap/frac_gt_ln2": 0.2})),
     "a critic that never warms": ("critic", Campaign({"critic/explained_variance": lambda step: -20.0 + 0.5 * step})),
+    "a critic that stays a little worse than a constant": (
+        "critic",
+        Campaign({"critic/explained_variance": lambda step: -0.3 - 0.2 * (step % 2)}),
+    ),
     "a critic that explains a policy that stands": (
         "critic_without_policy",
         Campaign({**FLAT, "critic/explained_variance": 0.8, "rollout/zero_reward_share": 0.7}, NOT_MOVED),
@@ -186,6 +193,10 @@ SUSPECT: Mapping[str, tuple[str, Campaign]] = {
         Campaign({"gap/engine_token_mean": lambda step: 0.0002 * 1.2**step}),
     ),
     "an engine gap of before R3": ("engine_gap", Campaign({"gap/engine_token_mean": 0.05})),
+    "a young critic, as the miniature's after a leg": (
+        "critic",
+        Campaign({"critic/explained_variance": lambda step: YOUNG[step]}, RISING[:3], len(YOUNG)),
+    ),
     "a critic that began cold": (
         "critic",
         Campaign({"critic/explained_variance": lambda step: -20.0 if step < 13 else 0.3}),

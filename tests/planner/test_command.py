@@ -86,5 +86,6 @@ def test_a_question_without_sense_is_refused(
 
 
 def test_a_missing_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--model", "/nowhere", "--gpus", "8"]) == 2
-    assert "/nowhere" in capsys.readouterr().err
+    for arguments in (["--gpus", "8"], []):
+        assert main(["--model", "/nowhere", *arguments]) == 2
+        assert "there is no /nowhere" in capsys.readouterr().err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from components.errors import ConfigError
 from tasks.launch import main
 from tasks.plan import course, require_ready, require_sound
 from tasks.site import Site
+from tasks.stack.process import Identity
+from tasks.stack.supervisor import Record
 from tests.buckets import Server, bucket_server, s3_server
 from tests.disks import small_disk
 
@@ -227,6 +231,22 @@ def test_who_reads_only_the_beginning_of_a_plan_is_told_of_no_error(
         code = main(flows.campaign.campaign, [f"--config={MINIATURE}", "--dry-run"], reports=True)
         gone.flush()
     assert (code, capsys.readouterr().err) == (0, "")
+
+
+def test_a_plan_tells_of_the_services_that_run_and_of_none_that_has_ended(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A newcomer's, beside `make ui`: it told of servers that it would start, and the campaign used those that ran.
+    (home / "stack").mkdir(parents=True)
+    alive, gone = Identity.of(os.getpid()), Identity(os.getpid(), 1.0)
+    services = {"prefect": {**asdict(alive), "url": "http://p/api"}, "ray": {**asdict(gone), "url": "http://r"}}
+    for pinned in (True, False):
+        (home / "stack" / "state.json").write_text(json.dumps(asdict(Record("m", pinned, services))))
+        _, text = dry_run(capsys, MINIATURE)
+        assert ("Prefect http://p/api, which stays (`make ui`)" in text) == pinned
+        assert ("Prefect http://p/api, which a campaign has started" in text) != pinned
+        assert f"cluster: a head node that is started here, and {'stays' if pinned else 'stopped again'}" in text
+    assert [path.name for path in home.rglob("*")] == ["stack", "state.json"]
 
 
 OVERRIDES = st.sampled_from(

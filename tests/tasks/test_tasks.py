@@ -177,7 +177,21 @@ def test_the_table_is_aligned_and_shows_what_was_not_measured_as_a_dash() -> Non
     text = summary.render([{**row, "stage": "base", "pass rate": 0.25, "turns": 4.0}])
     header, rule, line = text.splitlines()
     assert len(header) == len(rule) == len(line)
-    assert line.split() == ["base", "25.0%", "–", "–", "4.00", "–", "–", "–"]
+    assert line.split() == ["base", "25.0%", "–", "–", "–", "4.00", "–", "–", "–"]
+
+
+def test_a_finished_campaign_says_on_how_many_trials_and_how_long_it_took_in_all(store: LocalStore) -> None:
+    # A newcomer took a leg on 64 tasks and the last one on 256 for a loss, and minutes that were of training for all.
+    config = load(REPOSITORY / "configs" / "miniature.yaml")
+    rows = [{"stage": "leg-1", "pass rate": 0.9, "trials": 64, "minutes": 2.0}, {"stage": "older", "minutes": 1.0}]
+    store.put_json("campaigns/miniature-s1/table.json", {"rows": rows, "links": {}})
+    store.put_json("campaigns/miniature-s1/results.json", {"minutes": 15.59})
+    _, text = summary.finished(config, store)
+    header, _, leg, older, *rest = text.splitlines()
+    assert header.split()[:6] == ["stage", "pass", "rate", "±", "error", "trials"]
+    assert leg.split()[:4] == ["leg-1", "90.0%", "–", "64"]
+    assert older.split()[:4] == ["older", "–", "–", "–"], "a table of before trials were told"
+    assert "minutes: 15.6 in all; of a row, those that made its checkpoint" in rest
 
 
 def test_some_stored_trials_become_traces_failures_first_each_once(store: LocalStore, watched, tmp_path: Path) -> None:
