@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from prefect import task
+import os
+
+import prefect.runtime
+from prefect import get_run_logger, task
+from prefect.logging.handlers import APILogWorker
 
 from components.config import CampaignConfig, validate
 from components.diagnostics import evaluated
 from components.errors import ConfigError
+from tasks import alone, tracking
 from tasks import campaign as campaigns
-from tasks import tracking
 from tasks.results import Checkpoint, Score
 from tasks.site import Site
 
 
 @task(name="claim")
 def claim(config: CampaignConfig) -> str:
-    """Takes the campaign's name for this configuration, or refuses; gives the name."""
+    """Takes the campaign's name for this configuration, or refuses; gives the name.
+
+    A process whose flow run another process has ends here.
+    """
     site = Site.current()
+    if (other := alone.take(prefect.runtime.flow_run.id, site.home)) is not None:
+        get_run_logger().warning("process %d runs this flow run already: process %d ends", other, os.getpid())
+        APILogWorker.drain_all(timeout=10)
+        os._exit(0)  # An exception would be a state of the run, which goes on in the other process.
     campaigns.check_model(config)
     campaigns.check_plan(config, site)
     campaigns.claim(config, site.store())

@@ -23,8 +23,10 @@ JOBS = ("tests/jobs", "tests/test_cluster.py")
 """What runs on Ray alone. It has a head of its own."""
 SAMPLED = ("tests/publish", "tests/sampler")
 """What starts samplers. It comes after what waits for Prefect, in the session that would else be the shortest."""
-PARTS = ("tests", *(f"--ignore={path}" for path in (*SERVED, *JOBS, *SAMPLED)))
-SESSIONS = {"services": (*SERVED, *SAMPLED), "jobs": JOBS, "parts": PARTS}
+TRAINED = ("tests/trainer",)
+"""What starts ranks of a trainer. It comes after the jobs, which wait for Ray."""
+PARTS = ("tests", *(f"--ignore={path}" for path in (*SERVED, *SAMPLED, *JOBS, *TRAINED)))
+SESSIONS = {"services": (*SERVED, *SAMPLED), "jobs": (*JOBS, *TRAINED), "parts": PARTS}
 COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|deselected|xfailed|xpassed)")
 
 

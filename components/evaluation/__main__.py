@@ -1,6 +1,6 @@
 """`python -m components.evaluation BEFORE AFTER`: is the second checkpoint better than the first?
 
-    python -m components.evaluation var/store/campaigns/miniature-s1/evaluate/{sft,leg-4}/trials
+    python -m components.evaluation var/store/campaigns/miniature-s1/evaluate/{sft,leg-3}/trials
 
 Both are folders of trials as evaluations keep them in the store. Prints the comparison, task by task where they differ.
 """

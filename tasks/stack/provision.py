@@ -36,7 +36,8 @@ def automations() -> list[AutomationCore]:
     """The automations that bring a crashed campaign back without a person."""
     attempts = [str(count) for count in range(1, MAX_RUNS)]
     # A crash is reported twice, by the runner and some ten seconds later by the worker. Were the first report acted on,
-    # the second would crash the run that was just resumed: act when nothing has happened for a while.
+    # the second would crash the run that was just resumed: act when nothing has happened for a while. A report that is
+    # later still brings a second process about (`tasks/alone.py`).
     resume = EventTrigger(
         posture=Posture.Proactive,
         match={**_FLOW_RUN, "prefect.run-count": attempts},

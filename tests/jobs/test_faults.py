@@ -136,7 +136,8 @@ async def test_a_process_that_follows_a_killed_one_runs_no_trial_again_that_had_
     assert len(load_batch(tmp_path / "batch-0").trials) == 8
 
 
-@pytest.mark.parametrize("method", [pytest.param("disk", marks=pytest.mark.nightly), "collective"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("method", ["disk", "collective"])
 def test_a_killed_sampler_is_started_anew_until_its_restarts_are_used_up(
     tmp_path: Path,
     model_folder: Path,  # noqa: F811

@@ -25,6 +25,7 @@ def launch() -> Launch:
     return ChildLauncher
 
 
+@pytest.mark.nightly
 class TestChildLauncher(LauncherSuite):
     """Children of this process."""
 
