@@ -8,11 +8,8 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.client.schemas.sorting import LogSort
-from prefect.states import AwaitingRetry
 
 from components.artifacts import LocalStore
-from components.config import load
-from tasks.defaults import REPOSITORY
 from tests import services
 from tests.flows import abandoned
 
@@ -43,22 +40,3 @@ def test_a_run_whose_worker_was_killed_is_started_again_by_the_next_worker_and_a
     assert followed[0][-1] == followed[1][-1], "the same submission"
     keys = LocalStore(services.home() / "store").list(f"campaigns/{abandoned.CAMPAIGN}/jobs")
     assert [key.rpartition("/")[2] for key in keys if "/submitted-" in key] == ["submitted-0.json"]
-
-
-@pytest.mark.nightly
-def test_a_run_that_is_started_again_while_its_process_lives_goes_on_in_that_process_alone() -> None:
-    # The worker reports a killed process for the second time when the run was resumed already: it is resumed once more.
-    hold = services.home() / "hold-twice-s1"
-    hold.touch()
-    config = load(REPOSITORY / "configs" / "miniature.yaml", ["name=twice"]).model_dump(mode="json")
-    with SyncPrefectClient(api=services.ui()["PREFECT_API_URL"]) as client:
-        deployment = client.read_deployment_by_name("curate/curate")
-        run = client.create_flow_run_from_deployment(deployment.id, parameters={"config": config}).id
-        abandoned.eventually(lambda: any("submitted Ray job" in line for line in log_of(client, run)))
-        client.set_flow_run_state(run, AwaitingRetry(), force=True)
-        abandoned.eventually(lambda: any("runs this flow run already" in line for line in log_of(client, run)), 200)
-        hold.unlink()
-        abandoned.eventually(lambda: client.read_flow_run(run).state.is_final())
-        assert client.read_flow_run(run).state.is_completed(), log_of(client, run)
-        lines = log_of(client, run)
-    assert [line.split()[0] for line in lines if "Ray job" in line] == ["submitted"], "one process followed it"
