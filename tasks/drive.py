@@ -14,7 +14,9 @@ from typing import Any
 
 import prefect.runtime
 from prefect import get_run_logger
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State, TaskRun
+from prefect.exceptions import TerminationSignal
 from prefect.logging.loggers import task_run_logger
 
 from components.artifacts import ArtifactStore
@@ -107,8 +109,8 @@ def _tell_refused(states: Sequence[Mapping[str, Any]], run: Any, index: int, war
 def stop_jobs(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
     """A flow's `on_cancellation` hook: stops the Ray jobs that the flow run follows.
 
-    It runs in the worker's process, after the flow's has ended. A crash does not call it: jobs of a crashed run go on,
-    and its successor attaches to them.
+    It runs in the worker's process, after the flow's has ended; a flow task that follows a job has stopped them before.
+    A crash does not call it: jobs of a crashed run go on, and its successor attaches to them.
     """
     stop_followed(str(flow_run.id))
 
@@ -130,7 +132,7 @@ def _follow(
     cluster: Cluster, spec: JobSpec, submission_id: str, log: Callable[[int, str], None], mirror: Mirror, run: Any
 ) -> dict[str, Any]:
     try:
-        return cluster.follow(spec, submission_id, lambda line: log(line.level, line.text), mirror.poll)
+        result = cluster.follow(spec, submission_id, lambda line: log(line.level, line.text), lambda: mirror.tick(log))
     except LongshellError:
         try:
             mirror.poll()  # What was committed before the failure stays visible.
@@ -138,6 +140,23 @@ def _follow(
         except Exception as error:  # The boundary: what is shown of a failure must not take its place.
             log(logging.WARNING, f"MLflow does not show that {submission_id} failed: {error}")
         raise
+    except TerminationSignal:
+        # The worker calls `stop_jobs` when this process has ended and the flow is imported once more: up to a minute.
+        try:
+            if _is_cancelled():
+                stop_followed(_flow_run_id())
+        except Exception as error:  # The boundary: that this process shall end must not be lost with a server.
+            log(logging.WARNING, f"it is not known whether the run was cancelled, {submission_id} goes on: {error}")
+        raise
+    mirror.poll()  # Now it must be shown.
+    return result
+
+
+def _is_cancelled() -> bool:
+    """Whether the run was told to end for good. One whose worker ends gets the same signal, and its jobs go on."""
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(prefect.runtime.flow_run.id).state
+    return state is not None and (state.is_cancelling() or state.is_cancelled())
 
 
 def _follower(spec: JobSpec, flow_run_id: str) -> str:

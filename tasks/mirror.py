@@ -1,20 +1,24 @@
 """What a running job has committed, shown to people: step metrics in MLflow, a progress artifact in Prefect.
 
 Jobs know neither MLflow nor Prefect. They commit step records; the mirror reads those it has not seen and passes them
-on. Being run again from the start, by a retried task or a later flow run, it changes nothing that is there.
+on. Being run again from the start, by a retried task or a later flow run, it changes nothing that is there. A server
+that is away, because it is started again, costs the job nothing: what could not be shown is shown when it is back.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 from uuid import UUID
 
+import httpx
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 from components.artifacts import ArtifactStore
+from components.errors import ServiceError
 from tasks import tracking
 
 _SHOWN = {
@@ -61,19 +65,38 @@ class Mirror:
         self._started = time.monotonic()
         self._before: int | None = None
         self._artifact: UUID | None = None
+        self._unshown: Mapping[str, Any] | None = None
+        self._away = False
+
+    def tick(self, log: Callable[[int, str], None]) -> None:
+        """As `poll`, while the job goes on: a server that is away is logged once, and asked again by the next call."""
+        try:
+            self.poll()
+            self._away = False
+        except (ServiceError, httpx.HTTPError) as error:
+            if not self._away:
+                log(logging.WARNING, f"steps are not shown for the moment: {type(error).__name__}: {error}")
+            self._away = True
 
     def poll(self) -> None:
-        """Passes on what was committed since the last call."""
+        """Passes on what was committed since the last call.
+
+        Raises:
+            ServiceError: MLflow did not take it.
+            httpx.HTTPError: Prefect did not.
+        """
         keys = {self._steps.number(key): key for key in self._store.list(self._steps.prefix)}
         fresh = sorted(step for step in keys if step is not None and step not in self._seen)
         for step in fresh:
             record = self._store.get_json(keys[step])
             tracking.tracker().log_step(self._run, step, record["metrics"], record["timestamp_ms"])
             self._seen.add(step)
+            self._unshown = record
         if self._before is None:
             self._before = self._done()
-        if fresh:
-            self._show(record["metrics"], record["total"])
+        if self._unshown is not None:
+            self._show(self._unshown["metrics"], self._unshown["total"])
+            self._unshown = None
 
     def _done(self) -> int:
         """Steps behind the job."""
