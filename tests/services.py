@@ -65,13 +65,16 @@ def ray() -> str:
 
 
 def gcs(within_s: float = 30.0) -> str:
-    """Where a driver joins the Ray head; `token()` opens it."""
+    """Where a driver that is no job, or a second node, joins the Ray head; `token()` opens it.
+
+    Spelled so that Ray, which takes 127.0.0.1 for the machine's own address, finds the head where it listens.
+    """
     ray()
     told, deadline = ray_directory(home()) / "ray_current_cluster", time.monotonic() + within_s
     while not told.exists():  # written by the head after its node answers
         assert time.monotonic() < deadline, f"{told} is missing"
         time.sleep(0.05)
-    return told.read_text()
+    return f"[::ffff:127.0.0.1]:{told.read_text().rpartition(':')[2]}"
 
 
 def token() -> str:

@@ -22,6 +22,9 @@ _OBJECT_STORE_BYTES = 100_000_000
 """Jobs pass references to the artifact store, never arrays through Ray."""
 _NO_DATABASES = {"LONGSHELL_PREFECT_DATABASE": "", "MLFLOW_TRACKING_URI": ""}
 """Jobs know neither Prefect nor MLflow: they need not have the passwords that may be in these."""
+_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Ray turns 127.0.0.1 into the machine's address and listens on all of them, unless it is told that no other machine
+can join, for which this is its only switch. A driver that is no job needs it too."""
 _bin = Path(sys.executable).parent
 
 
@@ -89,9 +92,8 @@ def ray(site: Site) -> Service:
     make_token(site.ray_token)
     headers = {"Authorization": f"Bearer {site.ray_token.read_text()}"}
     nodes = f"{url}/api/v0/nodes?limit=1"
-    return Service(
-        "ray", tuple(argv), url, lambda: b'"ALIVE"' in (fetch(nodes, headers) or b""), _NO_DATABASES, starts=3
-    )
+    settings = {**_NO_DATABASES, **_LOOPBACK}
+    return Service("ray", tuple(argv), url, lambda: b'"ALIVE"' in (fetch(nodes, headers) or b""), settings, starts=3)
 
 
 def mlflow(site: Site) -> Service:

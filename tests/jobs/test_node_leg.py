@@ -46,12 +46,8 @@ def _nodes() -> dict[str, bool]:
 @pytest.fixture(scope="module")
 def second() -> Iterator[tuple[str, psutil.Process]]:
     """A second node: its id, and the process that all of it descends from."""
-    services.ray()
-    commands = [_command(process) for process in psutil.Process().children(recursive=True)]
-    (head,) = [command for command in commands if "--head" in command and "start" in command]
-    (port,) = [word.removeprefix("--port=") for word in head if word.startswith("--port=")]
     options = {
-        "address": f"127.0.0.1:{port}",
+        "address": services.gcs(),
         "node-ip-address": "127.0.0.1",
         "dashboard-agent-listen-port": ports.any_free(),
         "dashboard-agent-grpc-port": ports.any_free(),
