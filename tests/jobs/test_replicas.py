@@ -128,16 +128,17 @@ class TestActors(FleetSuite):
 
 
 @real_sglang
-async def test_a_stock_sglang_is_an_actor_that_comes_back_and_leaves_nothing(
+async def test_a_stock_sglang_is_an_actor_and_all_its_processes_end_when_that_is_killed(
     launch: Launch, model_folder: Path, tmp_path: Path, oracle: Oracle
 ) -> None:
-    given = {"engine": "sglang", "sglang": SGLANG, "start_timeout_s": START_TIMEOUT_S, "replicas": 1}
-    async with fleet_of(launch, model_folder, tmp_path, [], **given) as fleet:
+    told: list[str] = []
+    given = {"replicas": 1, "max_restarts": 0, "start_timeout_s": START_TIMEOUT_S}
+    async with fleet_of(launch, model_folder, tmp_path, told, engine="sglang", sglang=SGLANG, **given) as fleet:
         assert_whole(tokens(8, 20), await draw(fleet, "a", tokens(8, 20)), oracle, 8)
-        os.kill(pid_of(fleet, 0), signal.SIGKILL)
-        await until(fleet, 0, State.DOWN, State.STARTING)
-        await until(fleet, 0, State.SERVING, within_s=START_TIMEOUT_S)
-        assert_whole(tokens(9, 20), await draw(fleet, "b", tokens(9, 20)), oracle, 8)
-        started = [child for pid in actors() for child in psutil.Process(pid).children(recursive=True)]
-    assert len(started) >= 3, "a guardian, a server and a scheduler each, at least"
-    eventually(lambda: not any(process.is_running() for process in started))
+        (actor,) = actors()
+        started = psutil.Process(actor).children(recursive=True)
+        assert len(started) >= 3, "a guardian, a server and a scheduler, at least"
+        os.kill(actor, signal.SIGKILL)
+        await until(fleet, 0, State.GONE)
+        assert told[0].startswith("sampler 0 ended with its actor: ")
+        assert all(fake.ended(process.pid, within_s=30.0) for process in started)

@@ -69,8 +69,8 @@ async def draw(fleet: Fleet, session: str, prompt: list[int], new: int = 8, star
     )
 
 
-async def until(fleet: Fleet, place: int, *states: State, within_s: float = 150) -> None:
+async def until(fleet: Fleet, place: int, *states: State) -> None:
     """Waits until a replica stands so."""
-    async with asyncio.timeout(within_s):
+    async with asyncio.timeout(150):
         while fleet.supervision.state(place) not in states:
             await asyncio.sleep(0.02)
