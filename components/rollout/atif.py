@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from components.errors import RecordError
+from components.errors import LongshellError, RecordError
 from components.harness import parse_response
 from components.records import Reward, Trial, Turn
 from components.rollout.spool import load_batch
 from components.tito import BpeTokenizer, Tokenizer
 
+EXIT_REFUSED = 2
 SCHEMA = "ATIF-v1.7"
 """The newest that Harbor 0.7.0, the paper's, reads; nothing of a later one is needed."""
 CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|\Z)", re.DOTALL)
@@ -175,14 +177,24 @@ def write_whole(path: Path, text: str) -> None:
     temporary.rename(path)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
+    """0, or 2 where there is no such batch or checkpoint, or nothing can be written."""
     parser = argparse.ArgumentParser(prog="python -m components.rollout.atif", description=__doc__)
-    parser.add_argument("batch", type=Path)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("out", type=Path)
-    arguments = parser.parse_args()
-    print(f"{len(write_atif(arguments.batch, arguments.model, arguments.out))} trajectories in {arguments.out}")
+    parser.add_argument("batch", type=Path, help="folder of a kept batch, a step's or an evaluation's trials")
+    parser.add_argument("model", type=Path, help="folder of a checkpoint, for its tokenizer")
+    parser.add_argument("out", type=Path, help="folder that the files are written to")
+    arguments = parser.parse_args(argv)
+    try:
+        written = write_atif(arguments.batch, arguments.model, arguments.out)
+    except LongshellError as error:
+        print(error, file=sys.stderr)
+        return EXIT_REFUSED
+    except OSError as error:
+        print(f"{arguments.out} cannot be written: {error.strerror}", file=sys.stderr)
+        return EXIT_REFUSED
+    print(f"{len(written)} trajectories in {arguments.out}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -17,7 +17,7 @@ from components.gateway import ChatTemplate, Trajectory, chatml
 from components.harness import ScriptedPolicy, run_trial
 from components.records import Reward, Trial, Turn
 from components.rollout import Ledger, Origin, Outcome, save_batch
-from components.rollout.atif import REWRITTEN, to_atif, write_atif
+from components.rollout.atif import EXIT_REFUSED, REWRITTEN, main, to_atif, write_atif
 from components.sandbox import SandboxSpec
 from components.tito import BpeTokenizer
 from tests.harness import harbor_installed
@@ -168,7 +168,9 @@ def byte_tokenizer(folder: Path) -> BpeTokenizer:
     return BpeTokenizer.load(folder)
 
 
-async def test_the_trials_of_a_kept_batch_are_written_one_file_each(tmp_path: Path) -> None:
+async def test_the_trials_of_a_kept_batch_are_written_one_file_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     template = ChatTemplate(byte_tokenizer(tmp_path / "model"), chatml(""))
     policy = ScriptedPolicy(template, lambda turn, seen: answer("ls", done=turn == 1))
     done = await trial(Trajectory(policy, template))
@@ -178,6 +180,12 @@ async def test_the_trials_of_a_kept_batch_are_written_one_file_each(tmp_path: Pa
         ledger.launch(each.trial_id, each.task, 1, origin=Origin.DRAWN)
         ledger.end(each.trial_id, outcome, fault=None if each.fault is None else each.fault.cause)
     save_batch(tmp_path / "batch", [done, unborn], [], [REWARD, REWARD], ledger)
+    assert main([str(tmp_path / name) for name in ("nobatch", "model", "out")]) == EXIT_REFUSED
+    assert f"{tmp_path}/nobatch cannot be read" in capsys.readouterr().err
+    assert main([str(tmp_path / name) for name in ("batch", "nomodel", "out")]) == EXIT_REFUSED
+    assert f"{tmp_path}/nomodel" in capsys.readouterr().err
+    assert main([str(tmp_path / name) for name in ("batch", "model", "batch/batch.json")]) == EXIT_REFUSED
+    assert not (tmp_path / "out").exists()
     (path,) = write_atif(tmp_path / "batch", tmp_path / "model", tmp_path / "out")
     assert path == tmp_path / "out" / "t1.json"
     document = json.loads(path.read_text())
