@@ -12,7 +12,8 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -30,6 +31,9 @@ from tasks.stack import settings
 from tasks.stack.supervisor import Stack
 from tasks.summary import finished
 from tasks.terminal import EXIT_INTERRUPTED, quiet, tell
+
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""What ends a process from outside: a service manager, a terminal that is closed."""
 
 
 def main(flow: Flow[..., Any], argv: Sequence[str] | None = None, *, reports: bool = False) -> int:
@@ -77,7 +81,7 @@ def _launch(flow: Flow[..., Any], path: str, overrides: Sequence[str], reports: 
 
 def _run(flow: Flow[..., Any], config: CampaignConfig, site: Site, stack: Stack) -> int:
     services = [name for name in ("prefect", "ray") if name not in site.given]
-    with stack.session(services):
+    with _unwinding(), stack.session(services):
         settings.apply(settings.environment(site))
         quiet()
         interrupts = _Interrupts()
@@ -95,8 +99,22 @@ def _run(flow: Flow[..., Any], config: CampaignConfig, site: Site, stack: Stack)
     return 0
 
 
+@contextmanager
+def _unwinding() -> Iterator[None]:
+    """Who is told to end while services start or stop unwinds, as after Ctrl-C: otherwise they would go on."""
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    for number, handler in before.items():
+        if handler is signal.SIG_DFL:  # `nohup` has a hang-up ignored.
+            signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class _Interrupts:
-    """SIGINT and SIGTERM while a flow runs: stop its jobs, then unwind. Threads that follow jobs end with those."""
+    """SIGINT, SIGTERM and SIGHUP while a flow runs: stop its jobs, then unwind. Threads that follow them end too."""
 
     def __init__(self) -> None:
         self._flow_run: str | None = None
@@ -105,8 +123,9 @@ class _Interrupts:
     def arm(self, flow: Any, flow_run: Any, state: Any) -> None:
         """The flow's `on_running` hook."""
         self._flow_run = str(flow_run.id)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._interrupt)
+        for number in (signal.SIGINT, *_ENDING):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._interrupt)
 
     def join(self) -> bool:
         """Whether there was an interrupt; waits until the jobs have ended."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 import flows.curate
@@ -14,6 +18,8 @@ from components.cluster import REPOSITORY
 from components.errors import Failure, JobFailed, NoSpaceError, ServiceError
 from tasks import terminal
 from tasks.launch import main
+from tasks.stack import supervisor
+from tasks.stack.services import Service
 from tests.disks import small_disk
 
 CONFIG = f"--config={REPOSITORY / 'configs' / 'miniature.yaml'}"
@@ -83,6 +89,29 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
         assert message.endswith("the same command then continues")
         written = [path.name for path in disk.folder.rglob("*") if path.is_file() and path.stat().st_size]
         assert written in ([], ["filler"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_who_is_told_to_end_while_services_start_leaves_none_of_them(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    # A newcomer's `timeout 90 python -m flows.campaign` ended without a word, and its Ray head went on.
+    before = signal.getsignal(number)
+    started: list[psutil.Process] = []
+
+    def ready() -> bool:
+        record = json.loads((home / "stack" / "state.json").read_text())
+        started.append(psutil.Process(record["services"]["prefect"]["pid"]))
+        os.kill(os.getpid(), number)
+        return False
+
+    sleeping = Service("prefect", ("sleep", "600"), "http://127.0.0.1:1", ready)
+    monkeypatch.setattr(supervisor, "BUILDERS", {"prefect": lambda site: sleeping})
+    assert main(flows.curate.curate, [CONFIG]) == terminal.EXIT_INTERRUPTED
+    assert capsys.readouterr().err.endswith("interrupted\n")
+    assert [one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in started] == [False]
+    assert not (home / "stack" / "state.json").exists()
+    assert signal.getsignal(number) is before
 
 
 def test_only_a_fault_of_the_program_comes_with_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
