@@ -29,7 +29,7 @@ def stage(job: Job) -> dict[str, Any]:
     found = gated(job, pools, verdict)
     pools = {name: admit(pool, found[name]) for name, pool in pools.items()}
     if job.config.pool.imported is not None:
-        pools = _chosen(job, folder, pools)
+        pools = _chosen(job, folder, pools, verdict)
     key = pool_key(job.campaign)
     job.store.put_tree(key, folder)
     shutil.rmtree(folder)
@@ -42,7 +42,7 @@ def stage(job: Job) -> dict[str, Any]:
     }
 
 
-def _chosen(job: Job, folder: Path, admitted: Mapping[str, Pool]) -> dict[str, Pool]:
+def _chosen(job: Job, folder: Path, admitted: Mapping[str, Pool], verdict: Verdicts) -> dict[str, Pool]:
     """What was admitted is trained on, warmed up on and held out, by a seeded choice."""
     pools, wanted = dict(admitted), parts(job.config)
     if "warmup" in wanted:
@@ -51,7 +51,7 @@ def _chosen(job: Job, folder: Path, admitted: Mapping[str, Pool]) -> dict[str, P
     for name in ("heldout", "train"):
         count = wanted[name][2]
         pools[name] = choose(pools[name], folder / name, seed=job.config.seed, skip=0, count=count)
-    require_enough(job.config, {name: len(pool) for name, pool in pools.items()})
+    require_enough(job.config, {name: len(pool) for name, pool in pools.items()}, verdict.left_out)
     return pools
 
 

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from components.sandbox import open_backend
 CONCURRENCY = 8
 """Boxes at once. Gates are bound by the processor; more boxes only wait for each other."""
 REPORT_EVERY = 200
+TOLD = 10
+"""Reasons in a message; a log has room for all."""
 
 
 class Verdicts:
@@ -42,6 +43,11 @@ class Verdicts:
 
     def leave_out(self, tasks: Iterable[LeftOut]) -> None:
         self.rejections += [task.to_json() for task in tasks]
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """Every task that is not in the pool, with its reason."""
+        return [LeftOut(**each) for each in self.rejections]
 
     def told(self) -> dict[str, Any]:
         """The counts, reasons and flags of a job's result."""
@@ -120,7 +126,8 @@ def require_enough(config: CampaignConfig, sizes: Mapping[str, int], reasons: It
     """Refuses a pool that its campaign cannot be run on, before anything is trained.
 
     Raises:
-        TaskError: with the numbers, and the first of the `reasons` why there are no more.
+        TaskError: with the numbers, and the first of the `reasons` why there are no more. The log has all of them, for
+            a stage that is refused leaves no result.
     """
     group = config.rollout.batch // config.ppo.group_size
     needed = {"train": group, "warmup": group, "heldout": max(config.evaluation.trials, config.evaluation.leg_trials)}
@@ -130,8 +137,10 @@ def require_enough(config: CampaignConfig, sizes: Mapping[str, int], reasons: It
         if size < needed[name]
     ]
     if few:
-        few += [f"{each.task}: {each.reason}: {each.detail}" for each in islice(reasons, 10)]
-        raise TaskError("pool", few)
+        told = [f"{each.task}: {each.reason}: {each.detail}" for each in reasons]
+        for line in told:
+            log.info("left out: %s", line)
+        raise TaskError("pool", few + told[:TOLD])
 
 
 def digest(pool: Pool) -> str:

@@ -96,5 +96,7 @@ def test_a_fault_fails_the_stage_after_all_other_tasks_and_the_next_try_asks_of_
 
 def test_a_pool_that_is_too_small_for_its_campaign_is_refused_with_numbers(tmp_path: Path) -> None:
     write(tmp_path / "train", Split.TRAIN, 24), write(tmp_path / "heldout", Split.HELDOUT, 4)
-    with pytest.raises(TaskError, match="heldout: 4 tasks were admitted, a step or an evaluation needs 6"):
+    (tmp_path / "train" / "train-00001" / "task.toml").unlink()
+    with pytest.raises(TaskError, match="heldout: 4 tasks were admitted, a step or an evaluation needs 6") as refused:
         stage(job(tmp_path, "ppo.critic.warmup=null"))
+    assert "\n  - train-00001: unusable: " in str(refused.value), "who must mend the pool is told what of it"
