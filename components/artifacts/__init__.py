@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -16,6 +17,7 @@ __all__ = [
     "LocalStore",
     "S3Store",
     "address_of",
+    "checked",
     "existing_store",
     "key_of",
     "open_store",
@@ -53,6 +55,19 @@ def existing_store(url: str | Path) -> ArtifactStore:
         if not there:
             raise NoStoreError(f"there is no store at {found}; a campaign's is var/store below where it was started")
     return open_store(found)
+
+
+def checked(folder: Path) -> Path:
+    """A folder that a person named, to be read; where it lies in a store, after it was held against its digest.
+
+    Raises:
+        StoreError: the store has no such folder, or it is damaged.
+    """
+    place = Path(os.path.abspath(folder))  # Links are followed by the store alone.
+    for home in place.parents:
+        if LocalStore.is_at(home):
+            return LocalStore(home).tree(place.relative_to(home).as_posix())
+    return folder
 
 
 def store_url(url: str | Path) -> str:

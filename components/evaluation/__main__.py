@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from components.artifacts import checked
 from components.errors import LongshellError
 from components.evaluation.compare import compare, describe, rates
 from components.rollout import load_batch
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     arguments = parser.parse_args(argv)
     try:
-        found = compare(*(rates(load_batch(folder).trials) for folder in (arguments.before, arguments.after)))
+        found = compare(*(rates(load_batch(checked(folder)).trials) for folder in (arguments.before, arguments.after)))
     except (LongshellError, ValueError) as error:
         print(error, file=sys.stderr)
         return EXIT_REFUSED

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from components.artifacts import checked
 from components.errors import LongshellError, RecordError
 from components.harness import parse_response
 from components.records import Reward, Trial, Turn
@@ -185,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path, help="folder that the files are written to")
     arguments = parser.parse_args(argv)
     try:
-        written = write_atif(arguments.batch, arguments.model, arguments.out)
+        written = write_atif(checked(arguments.batch), checked(arguments.model), arguments.out)
     except LongshellError as error:
         print(error, file=sys.stderr)
         return EXIT_REFUSED

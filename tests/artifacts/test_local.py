@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from components.artifacts import LocalStore, existing_store, open_store, read_at, store_url
+from components.artifacts import LocalStore, checked, existing_store, open_store, read_at, store_url
 from components.errors import ConfigError, DamagedError, Failure, NoStoreError, StoreError, failure_of
 from tests.conformance.store_suite import StoreRaces, StoreSuite, make_folder
 from tests.disks import small_disk
@@ -151,3 +151,20 @@ def test_folders_and_buckets_are_stores_and_nothing_else_is(tmp_path: Path) -> N
     assert store_url("s3://bucket/prefix/") == "s3://bucket/prefix"
     with pytest.raises(ConfigError, match="no store of kind ftp"):
         open_store("ftp://x/y")
+
+
+def test_a_folder_that_a_person_names_is_held_against_its_digest_where_it_lies_in_a_store(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    store.put_tree("campaigns/c/trials", make_folder(tmp_path / "made", {"batch.json": b"[1]"}))
+    named = Path(store.url) / "campaigns" / "c" / ".." / "c" / "trials"
+    assert checked(named) == store.tree("campaigns/c/trials")
+    assert checked(tmp_path / "made") == tmp_path / "made", "it is of no store"
+    file = next(path for path in named.rglob("*") if path.is_file() and path.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[0] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(DamagedError, match="campaigns/c/trials is corrupt"):
+        checked(named)
+    with pytest.raises(StoreError, match="campaigns/c/gone"):
+        checked(Path(store.url) / "campaigns" / "c" / "gone")
