@@ -10,29 +10,50 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
 from typing import IO
 
+from components.errors import ServiceError
+
+PATIENCE_S = 20.0
+"""A process that was told to end may need so long: its run is taken over then."""
 _held: dict[Path, IO[str]] = {}
 """The locks of this process. A flow that calls another is two runs of one process."""
 
 
-def take(run: str, home: Path) -> int | None:
-    """Takes the flow run for this process; where another one has it, gives that one's id."""
+def take(run: str, home: Path, patience_s: float = PATIENCE_S) -> int | None:
+    """Takes the flow run for this process; where another one has it and does not end, gives that one's id.
+
+    Raises:
+        ServiceError: the state directory cannot be written.
+    """
     path = home / "runs" / f"{run}.lock"
     if path in _held:
         return None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = path.open("a+")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        holder = int(lock.read() or 0)  # 0: it has taken the lock in this instant.
-        lock.close()
-        return holder
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.open("a+")
+    except OSError as error:
+        raise ServiceError(f"{path} cannot be written: {error.strerror}. Free it, or set LONGSHELL_HOME") from error
+    deadline = time.monotonic() + patience_s
+    while not _locked(lock):
+        if time.monotonic() > deadline:
+            lock.seek(0)
+            holder = int(lock.read() or 0)  # 0: it has taken the lock in this instant.
+            lock.close()
+            return holder
+        time.sleep(0.1)
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
     _held[path] = lock
     return None
+
+
+def _locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

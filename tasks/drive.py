@@ -142,11 +142,13 @@ def _follow(
         raise
     except TerminationSignal:
         # The worker calls `stop_jobs` when this process has ended and the flow is imported once more: up to a minute.
+        doing = "it is not known whether the run was cancelled"
         try:
             if _is_cancelled():
+                doing = "the run was cancelled, and the worker has to stop its jobs"
                 stop_followed(_flow_run_id())
         except Exception as error:  # The boundary: that this process shall end must not be lost with a server.
-            log(logging.WARNING, f"it is not known whether the run was cancelled, {submission_id} goes on: {error}")
+            log(logging.WARNING, f"{doing}; {submission_id} goes on for now: {error}")
         raise
     mirror.poll()  # Now it must be shown.
     return result

@@ -110,7 +110,8 @@ def _unwinding() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if handler is signal.SIG_DFL:
+                signal.signal(number, handler)
 
 
 class _Interrupts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import logging
 import os
 import signal
@@ -11,8 +13,10 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from components.artifacts import LocalStore
@@ -177,3 +181,22 @@ def test_a_cluster_that_does_not_answer_is_named(store: LocalStore) -> None:
     address = f"http://127.0.0.1:{ports.any_free()}"
     with pytest.raises(ServiceError, match=f"Ray does not answer at {address}"):
         Cluster(address, store)
+
+
+def test_no_socket_of_ray_is_reached_from_another_machine() -> None:
+    # A newcomer saw its servers on every address of the machine, although it was told 127.0.0.1.
+    services.ray()
+    record = json.loads(services.site().stack_file.read_text())
+    head = psutil.Process(record["services"]["ray"]["pid"])
+    found: dict[str, set[str]] = {}
+    for process in (head, *head.children(recursive=True)):
+        with suppress(psutil.Error):  # it has ended since
+            listening = {each.laddr.ip for each in process.net_connections("inet") if each.status == "LISTEN"}
+            found.setdefault(process.name(), set()).update(listening)
+    assert {"gcs_server", "raylet"} <= {name for name, addresses in found.items() if addresses}
+    assert {name: addresses for name, addresses in found.items() if not all(map(_is_loopback, addresses))} == {}
+
+
+def _is_loopback(text: str) -> bool:
+    address = ipaddress.ip_address(text)
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

@@ -65,8 +65,12 @@ def checked(folder: Path) -> Path:
     """
     place = Path(os.path.abspath(folder))  # Links are followed by the store alone.
     for home in place.parents:
-        if LocalStore.is_at(home):
-            return LocalStore(home).tree(place.relative_to(home).as_posix())
+        if not LocalStore.is_at(home):
+            continue
+        for kept in (place, *place.parents):
+            if kept.is_symlink() and home in kept.parents:  # It, or what it lies in, is a folder that was put.
+                return LocalStore(home).tree(kept.relative_to(home).as_posix()) / place.relative_to(kept)
+        raise StoreError(f"store {home}: there is no {place.relative_to(home)}")
     return folder
 
 

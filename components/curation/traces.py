@@ -56,18 +56,17 @@ async def traces(box: Sandbox, most_bytes: int) -> Traces | None:
 
 
 def _listed(content: bytes, most_members: int = MOST_MEMBERS) -> Traces | None:
-    found: dict[str, Trace] = {}
+    seen: dict[str, Trace | None] = {}
     try:
         with Archive(io.BytesIO(content), Bounds(most_members, len(content))) as archive:
             for member in archive:
-                if (trace := _trace(archive, member, found)) is not None:
-                    found[_path(member.name)] = trace
+                seen[_path(member.name)] = _trace(archive, member, seen)
     except (tarfile.TarError, OSError, ValueError, KeyError):  # a box may answer with any bytes
         return None
-    return found
+    return {path: trace for path, trace in seen.items() if trace is not None}
 
 
-def _trace(archive: Archive, member: tarfile.TarInfo, found: Traces) -> Trace | None:
+def _trace(archive: Archive, member: tarfile.TarInfo, seen: Mapping[str, Trace | None]) -> Trace | None:
     """Of a member; None of one that is neither a file, a folder nor a link.
 
     Raises:
@@ -78,7 +77,7 @@ def _trace(archive: Archive, member: tarfile.TarInfo, found: Traces) -> Trace | 
     if member.isdir():
         return Trace(None)
     if member.islnk():
-        return found[_path(member.linkname)]
+        return seen[_path(member.linkname)]
     file = archive.extractfile(member)
     return None if file is None else Trace(file.read(), bool(member.mode & 0o111))
 

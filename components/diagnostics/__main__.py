@@ -46,11 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         store = existing_store(arguments.store)
         records, evaluations = read(store, arguments.campaign)
         trials, problems = rows(store, arguments.campaign, [int(record["step"]) for record in records])
+        running = arguments.running and not store.exists(campaign_key(arguments.campaign, "results.json"))
     except LongshellError as error:
         print(error, file=sys.stderr)
         return EXIT_REFUSED
     worth = chosen(trials)
-    running = arguments.running and not store.exists(campaign_key(arguments.campaign, "results.json"))
     if arguments.running and not running:
         print(f"{arguments.campaign} is finished: --running has nothing to look for", file=sys.stderr)
     now_ms = int(time.time() * 1000) if running else None

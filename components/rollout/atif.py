@@ -191,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return EXIT_REFUSED
     except OSError as error:
-        print(f"{arguments.out} cannot be written: {error.strerror}", file=sys.stderr)
+        print(f"{error.filename or arguments.out}: {error.strerror}", file=sys.stderr)
         return EXIT_REFUSED
     print(f"{len(written)} trajectories in {arguments.out}")
     return 0

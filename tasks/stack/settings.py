@@ -30,6 +30,8 @@ FIXED = {
     # MLflow's job runners are eight processes and 0.9 GB that nothing here uses.
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    # MLflow would ask a server that is away for four minutes, in which nobody follows the job. Flow tasks try again.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     # Lines of a job's log carry no colour codes and are not dropped as duplicates.
     "RAY_COLOR_PREFIX": "0",
     "RAY_DEDUP_LOGS": "0",

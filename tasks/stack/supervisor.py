@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -59,11 +59,14 @@ def recorded(site: Site) -> Record | None:
 
 
 class Stack:
-    """The services of one site. `say` receives one line of progress at a time."""
+    """The services of one site. `say` receives one line of progress at a time; `builders` knows what can be started."""
 
-    def __init__(self, site: Site, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, site: Site, say: Callable[[str], None], builders: Mapping[str, Callable[[Site], Service]] = BUILDERS
+    ) -> None:
         self._site = site
         self._say = say
+        self._builders = builders
         self._folder = site.stack_file.parent
         try:
             (self._folder / "users").mkdir(parents=True, exist_ok=True)
@@ -85,12 +88,12 @@ class Stack:
         with self._lock():
             before = self._read()
             record = replace(before, pinned=before.pinned or pin)
-            missing = [name for name in BUILDERS if name in names and not record.alive(name)]
+            missing = [name for name in self._builders if name in names and not record.alive(name)]
             if not missing:
                 self._write(record)
                 return record
             require_start(self._site)
-            services = [BUILDERS[name](self._site) for name in missing]
+            services = [self._builders[name](self._site) for name in missing]
             try:
                 for service in services:
                     record = self._start(service, record)
@@ -153,7 +156,7 @@ class Stack:
                         raise ServiceError(f"{name} ended while starting; {self._tail(name)}")
                     starts[name] += 1
                     self._say(f"{name} ended while starting; it is started again")
-                    waiting[name] = BUILDERS[name](self._site)
+                    waiting[name] = self._builders[name](self._site)
                     record = self._start(waiting[name], record)
                 elif time.monotonic() - started > service.deadline_s * starts[name]:
                     raise ServiceError(f"{name} was not ready within {service.deadline_s:.0f} s; {self._tail(name)}")

@@ -128,7 +128,7 @@ def test_a_campaign_survives_the_death_of_its_job_and_of_its_flow_and_logs_no_st
     assert (results["launched"], results["cancelled"]) == (70, 6)
     assert campaign.store.get_json("campaigns/miniature-s1/results.json") == results
     table = {line.split()[0]: line.split()[1:] for line in output.splitlines() if line.strip()}
-    assert table["leg-1"] == ["30.0%", "2.0%", "30.0%", "4.00", "1.00e-02", "6/70", "0.0"]
+    assert table["leg-1"] == ["30.0%", "2.0%", "256", "30.0%", "4.00", "1.00e-02", "6/70", "0.0"]
 
     tracker = Tracker(campaign.tracking)
     parent = tracker.campaign("miniature-s1", {}, {})

@@ -18,14 +18,14 @@ def test_every_kind_is_counted_as_often_as_it_is_kept() -> None:
     parameters = ModelShape.of(config.model).parameters
     critic = parameters  # The embedding is tied, and the head is small.
     terms = storage(config).terms
-    assert terms["checkpoints"] == 4 * parameters * (2 + 4)
+    assert terms["checkpoints"] == 4 * parameters * (2 + 3)
     supervised = 2 * 2 * 4 * parameters * (1 + 1)  # base and SFT, two states each: weights, and one moment of muon
     leg = 4 * (parameters * (1 + 2 + 2) + critic * (1 + 2))  # two moments of adam, snapshots of two versions
     assert terms["states"] == supervised + leg * (2 + 1 + 1)
-    assert terms["batches"] == 4 * 12 * 64 * 512 * (4 + 4 + 1 + 2 * 2)
-    assert terms["judged"] == 4 * 12 * 64 * 512 * 4 * len(TokenFigures.__slots__)
+    assert terms["batches"] == 3 * 16 * 64 * 512 * (4 + 4 + 1 + 2 * 2)
+    assert terms["judged"] == 3 * 16 * 64 * 512 * 4 * len(TokenFigures.__slots__)
     assert terms["rejection"] == 0
-    assert terms["evaluations"] == (3 * 256 + 3 * 64) * 512 * 9
+    assert terms["evaluations"] == (3 * 256 + 2 * 64) * 512 * 9
     assert storage(config).total == sum(terms.values())
 
 

@@ -6,10 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import pytest
+from prefect.logging import disable_run_logger
+
 from components.cluster import REPOSITORY
-from tasks import alone
+from components.config import load
+from tasks import alone, find
 
 HOLDER = """
 import sys, time
@@ -25,8 +30,19 @@ def test_a_run_is_of_one_process_until_that_one_ends_however_it_does(tmp_path: P
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "None\n"
-        assert alone.take("run", tmp_path) == holder.pid
+        assert alone.take("run", tmp_path, patience_s=0.2) == holder.pid
         assert alone.take("another run", tmp_path) is None
-        os.kill(holder.pid, signal.SIGKILL)
-    assert alone.take("run", tmp_path) is None
+        threading.Timer(0.3, os.kill, (holder.pid, signal.SIGKILL)).start()
+        assert alone.take("run", tmp_path) is None, "it was waited for"
     assert alone.take("run", tmp_path) is None, "it has it"
+
+
+def test_a_process_whose_run_another_one_has_ends_before_it_does_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(alone, "take", lambda run, home: 123)
+    monkeypatch.setattr(os, "_exit", ended)
+    with disable_run_logger(), pytest.raises(SystemExit) as caught:
+        find.claim.fn(load(REPOSITORY / "configs" / "miniature.yaml"))
+    assert caught.value.code == 0

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -16,10 +17,10 @@ import pytest
 import flows.curate
 from components.cluster import REPOSITORY
 from components.errors import Failure, JobFailed, NoSpaceError, ServiceError
-from tasks import terminal
+from tasks import launch, terminal
 from tasks.launch import main
-from tasks.stack import supervisor
 from tasks.stack.services import Service
+from tasks.stack.supervisor import Stack
 from tests.disks import small_disk
 
 CONFIG = f"--config={REPOSITORY / 'configs' / 'miniature.yaml'}"
@@ -96,7 +97,7 @@ def test_who_is_told_to_end_while_services_start_leaves_none_of_them(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:
     # A newcomer's `timeout 90 python -m flows.campaign` ended without a word, and its Ray head went on.
-    before = signal.getsignal(number)
+    before = signal.signal(number, signal.SIG_DFL)  # Under `nohup` it would be ignored.
     started: list[psutil.Process] = []
 
     def ready() -> bool:
@@ -106,12 +107,12 @@ def test_who_is_told_to_end_while_services_start_leaves_none_of_them(
         return False
 
     sleeping = Service("prefect", ("sleep", "600"), "http://127.0.0.1:1", ready)
-    monkeypatch.setattr(supervisor, "BUILDERS", {"prefect": lambda site: sleeping})
+    monkeypatch.setattr(launch, "Stack", partial(Stack, builders={"prefect": lambda site: sleeping}))
     assert main(flows.curate.curate, [CONFIG]) == terminal.EXIT_INTERRUPTED
     assert capsys.readouterr().err.endswith("interrupted\n")
     assert [one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in started] == [False]
     assert not (home / "stack" / "state.json").exists()
-    assert signal.getsignal(number) is before
+    assert signal.signal(number, before) is signal.SIG_DFL
 
 
 def test_only_a_fault_of_the_program_comes_with_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:

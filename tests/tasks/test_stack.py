@@ -10,17 +10,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
+import tasks.stack.__main__ as stack_command
 import tests.services as session
 from components.cluster import REPOSITORY
 from components.errors import ConfigError, ServiceError
 from tasks.site import Site
-from tasks.stack import ports, provision, services, settings, supervisor
-from tasks.stack.__main__ import main
+from tasks.stack import ports, provision, services, settings
 from tasks.stack.process import Identity
 from tasks.stack.services import Service, answers
 from tasks.stack.settings import WORK_POOL
@@ -49,15 +50,14 @@ def serving(name: str, script: str, starts: int = 1) -> Callable[[Site], Service
 
 
 @pytest.fixture
-def stack(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
+def stack(site: Site) -> Iterator[Stack]:
     builders = {
         "one": serving("one", SERVER),
         "family": serving("family", WITH_CHILD),
         "flaky": serving("flaky", FLAKY, starts=2),
         "broken": serving("broken", "raise SystemExit('no such table')"),
     }
-    monkeypatch.setattr(supervisor, "BUILDERS", builders)
-    made = Stack(site, lambda line: None)
+    made = Stack(site, lambda line: None, builders)
     yield made
     made.down()
 
@@ -195,13 +195,14 @@ def test_services_that_are_given_are_used_by_up_and_not_started(
     given = {"PREFECT_API_URL": "http://prefect:4200/api", "MLFLOW_TRACKING_URI": "http://mlflow:5000"}
     site = Site.current({"LONGSHELL_HOME": str(tmp_path), **given})
     told: list[str] = []
-    monkeypatch.setattr(supervisor, "BUILDERS", {name: serving(name, SERVER) for name in services.BUILDERS})
+    builders = {name: serving(name, SERVER) for name in services.BUILDERS}
+    monkeypatch.setattr(stack_command, "Stack", partial(Stack, builders=builders))
     monkeypatch.setattr(provision, "provision", lambda values: told.append(values["PREFECT_API_URL"]))
     monkeypatch.setattr(settings, "apply", lambda values: None)
     monkeypatch.setattr(Site, "current", lambda: site)
     monkeypatch.setattr(sys, "argv", ["tasks.stack", "up"])
     try:
-        assert main() == 0
+        assert stack_command.main() == 0
         assert sorted(Stack(site, print).running()) == ["ray", "worker"]
     finally:
         Stack(site, print).down()
@@ -223,7 +224,7 @@ def test_a_worker_of_a_server_elsewhere_wants_to_know_where_everything_is(
     for name in ("PREFECT_API_URL", "LONGSHELL_RAY_JOBS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "argv", ["tasks.stack", "worker"])
-    assert main() == 2
+    assert stack_command.main() == 2
     told = capfd.readouterr().err
     assert "PREFECT_API_URL is not set" in told
     assert "LONGSHELL_RAY_JOBS is not set" in told

@@ -71,7 +71,8 @@ DETECTORS = (
         "critic",
         (EXPLAINED,),
         f"late mean below 0, or negative in more than {MAX_NEGATIVE_STEPS:.0%} of steps (paper 4.5: 30 of 58 cold); "
-        f"red when it is more than {DEFICIT_LEFT:.0%} of the early one (ours)",
+        f"red when it is more than {DEFICIT_LEFT:.0%} of the early one and over half of at least "
+        f"{MIN_TREND} steps were negative (ours)",
         "warm the critic up (`ppo.critic.warmup`), give it its own steps (`ppo.critic.only_steps`), or a higher rate",
         "a reason to distrust rewards: they do not pass through the critic",
         _critic,
