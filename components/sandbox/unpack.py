@@ -71,6 +71,10 @@ def extract(packed: tarfile.TarFile, member: tarfile.TarInfo, target: Path, left
         return type(error).__name__
     except (ValueError, OverflowError):
         return "a name or a time that no file can have"
+    except (
+        RecursionError
+    ):  # Python extracts what a link leads to where it cannot make the link, and that may be the link.
+        return "a link that leads to itself"
     except OSError as error:
         if error.errno not in _OF_A_MEMBER:
             raise

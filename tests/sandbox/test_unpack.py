@@ -120,6 +120,13 @@ def test_no_link_is_followed_to_see_where_it_leads(tmp_path: Path) -> None:
     assert (tmp_path / "target" / "after").read_text() == "xxx"
 
 
+@pytest.mark.parametrize(("name", "to"), [("b/.", "./."), ("c/b/.", "../b"), ("b/c/c/.", ".")])
+def test_a_link_in_place_of_a_folder_that_leads_to_itself_is_left_out(tmp_path: Path, name: str, to: str) -> None:
+    left_out = unpack(packed(entry("a"), entry(name, tarfile.SYMTYPE, to), entry("after")), tmp_path / "target")
+    assert [line.partition(" (")[2] for line in left_out] == ["a link that leads to itself)"]
+    assert (tmp_path / "target" / "after").read_text() == "xxx"
+
+
 STEPS = st.lists(st.sampled_from(["..", ".", "a", "b", "c"]), min_size=1, max_size=5).map("/".join)
 MEMBERS = st.tuples(STEPS, st.sampled_from([tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE]), STEPS)
 

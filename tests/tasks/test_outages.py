@@ -140,4 +140,4 @@ def test_a_run_that_is_told_to_end_while_prefect_is_away_ends_and_leaves_its_job
     cluster: Any = SimpleNamespace(follow=follow)
     with pytest.raises(TerminationSignal):
         drive._follow(cluster, SPEC, "m-s1-rl-1", lambda _, text: told.append(text), following(store), None)
-    assert [text.partition(", ")[0] for text in told] == ["it is not known whether the run was cancelled"]
+    assert [text.partition(";")[0] for text in told] == ["it is not known whether the run was cancelled"]
