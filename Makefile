@@ -14,7 +14,7 @@ IMAGES ?= $(CURDIR)/var/images
 IMAGE_NAMES ?= debian:trixie-slim python:3.13-slim-bookworm ubuntu:24.04
 # What stands for these is one Debian 13, which has Python 3.13; sandbox.images names the folder.
 
-.PHONY: install campaign ui down test nightly layouts sglang image coverage lint audit bench
+.PHONY: install campaign ui down test properties nightly layouts sglang image coverage lint audit bench
 
 install:
 	@./bootstrap.sh
@@ -34,6 +34,9 @@ test: install
 sglang: install  ## the stock SGLang wheel on this CPU against the suites that the embedded server passes (2.3 GB)
 	@tests/sampler/sglang_cpu/install.sh $(SGLANG_VENV)
 	@LONGSHELL_SGLANG_PYTHON=$(SGLANG_VENV)/bin/python $(PY) -m pytest tests/sampler tests/jobs -m sglang_cpu $(ARGS)
+
+properties: install  ## the property tests on new examples; one that fails is told with how to repeat it
+	@$(PY) -m pytest -m "hypothesis and not nightly" --hypothesis-profile=drawn $(ARGS)
 
 nightly: sglang  ## the tests that `make test` has no time for, and a real SGLang
 	@$(PY) -m pytest -m nightly $(ARGS)

@@ -33,7 +33,7 @@ from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from components.artifacts import ArtifactStore, address_of
-from components.errors import Exit, Failure, JobFailed, ServiceError
+from components.errors import DamagedError, Exit, Failure, JobFailed, ServiceError
 from components.joblog import LineReader, LogLine
 from components.naming import campaign_key
 
@@ -149,9 +149,18 @@ class Cluster:
             raise ServiceError(f"Ray does not answer at {address}: {error}") from error
 
     def result(self, spec: JobSpec) -> dict[str, Any] | None:
-        """The committed result of a spec, or None."""
+        """The committed result of a spec, or None.
+
+        Raises:
+            DamagedError: it is there, and not what was put.
+        """
         key = spec.key("result.json")
-        return dict(self._store.get_json(key)) if self._store.exists(key) else None
+        if not self._store.exists(key):
+            return None
+        try:
+            return dict(self._store.get_json(key))
+        except DamagedError as error:
+            raise DamagedError(f"{error}; without {key} the job runs again, from its last commit: delete it") from error
 
     def submit(self, spec: JobSpec, metadata: Mapping[str, str]) -> Submission:
         """Attaches to the attempt that runs, or submits the next one. Losing the race to submit is attaching."""

@@ -62,7 +62,8 @@ def _secrets(address: str) -> Iterator[str]:
     scheme, who, _, place = _parts(address)
     user, named, password = who.partition(":")
     values = [pair.partition("=")[2] for pair in place.partition("?")[2].split("&")]
-    found = [address.removeprefix(scheme)] if "?" in who else [password if named else user, *values]
+    whole = [address.removeprefix(scheme)] if "?" in who else []
+    found = [*whole, password if named else user, *values]
     for word in found:
         yield from (word, unquote(word), *re.split(r"[:/@?&=#]+", word))
 

@@ -15,7 +15,7 @@ from tasks.results import Diagnosis
 @flow(name="diagnose", flow_run_name="diagnose-{config.name}-s{config.seed}", on_cancellation=[stop_jobs])
 def diagnose(config: CampaignConfig = MINIATURE) -> Diagnosis:
     """Findings, figures and a report from the committed records and evaluations."""
-    claim(config)
+    claim(config, begin=False)
     return examine(config, find_scores(config))
 
 

@@ -18,8 +18,8 @@ from tasks.site import Site
 
 
 @task(name="claim")
-def claim(config: CampaignConfig) -> str:
-    """Takes the campaign's name for this configuration, or refuses; gives the name.
+def claim(config: CampaignConfig, begin: bool = True) -> str:
+    """Takes the campaign's name for this configuration, or refuses; gives the name. Not to begin is to look only.
 
     A process whose flow run another process has ends here.
     """
@@ -30,7 +30,7 @@ def claim(config: CampaignConfig) -> str:
         os._exit(0)  # An exception would be a state of the run, which goes on in the other process.
     campaigns.check_model(config)
     campaigns.check_plan(config, site)
-    campaigns.claim(config, site.store())
+    (campaigns.claim if begin else campaigns.check_claim)(config, site.store())
     return campaigns.campaign_name(config)
 
 

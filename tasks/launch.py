@@ -22,8 +22,8 @@ from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 
 from components.config import CampaignConfig
-from tasks.databases import require_databases
 from tasks.drive import stop_followed
+from tasks.given import require_given
 from tasks.plan import require_ready, require_sound, tell_plan
 from tasks.site import Site
 from tasks.space import explaining, require
@@ -67,7 +67,7 @@ def _launch(flow: Flow[..., Any], path: str, overrides: Sequence[str], reports: 
     if not (reports and finished(config, store)):
         with explaining(site):
             require(site)
-            require_databases(site)
+            require_given(site)
             if reports:
                 require_ready(config, site)
             code = _run(flow, config, site, stack)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -17,6 +20,8 @@ needs_browser = pytest.mark.skipif(
 )
 WAIT_S = 60.0
 """For a page of Prefect on a machine that is busy with everything else."""
+PRESSES = 4
+"""How often a button is pressed that does nothing: a page may swallow a click while it is being drawn again."""
 
 
 class Page:
@@ -40,6 +45,21 @@ class Page:
             return next((item for item in driver.find_elements(By.XPATH, xpath) if item.is_displayed()), None)
 
         return self._wait.until(shown, f"nothing like {xpath} on {self.driver.current_url}")
+
+    def press(self, button: str, until: Callable[[], bool]) -> None:
+        """Presses a button until that is so, as a person would: again only where the page still shows it later."""
+        xpath = f"//button[normalize-space()='{button}']"
+        self.find(xpath)
+        for _ in range(PRESSES):
+            shown = [item for item in self.driver.find_elements(By.XPATH, xpath) if item.is_displayed()]
+            if not shown:
+                break
+            shown[0].click()
+            with suppress(TimeoutException):
+                self._wait.until(lambda driver: until())
+                return
+        text = self.driver.find_element(By.TAG_NAME, "body").text
+        pytest.fail(f"{button} did not help. {self.driver.current_url}: {text} {self.driver.get_log('browser')}")
 
     def change(self, field: str, before: str, after: str) -> None:
         box = self.find(f"//label[normalize-space()='{field} (Optional)']/following::input[1]")

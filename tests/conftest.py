@@ -1,4 +1,8 @@
-"""What holds for every test: what takes long is begun with the session; no example is judged by how long it took."""
+"""What holds for every test: what takes long is begun with the session; no example is judged by how long it took.
+
+The examples of a property are the same ones whenever it has not changed, so that a change is not judged by another's
+luck; `make properties` draws new ones.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,9 @@ import hypothesis
 import pytest
 
 os.environ["RAY_AUTH_MODE"] = "token"  # Ray reads it once, when it is imported: a driver has it before, as a job does.
-hypothesis.settings.register_profile("busy", deadline=None)  # Three sessions share two cores.
-hypothesis.settings.load_profile("busy")
+hypothesis.settings.register_profile("drawn", deadline=None)  # Three sessions share two cores.
+hypothesis.settings.register_profile("same", hypothesis.settings.get_profile("drawn"), derandomize=True)
+hypothesis.settings.load_profile("same")
 SLOW = ("flows", "test_faults.py")
 
 

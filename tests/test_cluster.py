@@ -21,7 +21,7 @@ import pytest
 
 from components.artifacts import LocalStore
 from components.cluster import Cluster, JobSpec
-from components.errors import Failure, JobFailed, ServiceError
+from components.errors import DamagedError, Failure, JobFailed, ServiceError
 from components.joblog import LogLine
 from tasks.stack import ports
 from tests import services
@@ -90,6 +90,9 @@ def test_racing_submitters_share_one_job_and_its_result_is_reused(cluster, store
         kept = [(line.level, line.text) for line in lines]
         assert kept.count((logging.WARNING, "  of this")) == 1
         assert [text for _, text in kept][-4:] == ["INFO hello", "WARNING beware", "  of this", "INFO done"]
+    (Path(store.url) / job.key("result.json")).resolve().write_text("{")
+    with pytest.raises(DamagedError, match=rf"without {job.key('result.json')} the job runs again.*delete it"):
+        cluster.submit(job, {})
 
 
 def test_a_killed_submitter_leaves_its_job_and_the_next_one_attaches(cluster, store, spec, tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def _key(config: EndpointConfig, environment: Mapping[str, str]) -> str | None:
         return None
     if key := environment.get(config.api_key_env):
         return key
-    advice = "set it where Ray's head is started (`make ui`, `make campaign`), or set api_key_env to null"
+    advice = "set it (for a job, where Ray's head is started), or say that none is needed (api_key_env: null; --no-key)"
     raise ConfigError([f"the environment variable {config.api_key_env} is not set: {advice}"], "endpoint")
 
 

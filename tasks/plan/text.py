@@ -22,7 +22,7 @@ from components.sampler.command import Place, server_command
 from components.sampler.fleet import Serving
 from components.sampler.launch import LOCAL
 from tasks.campaign import campaign_name
-from tasks.databases import away
+from tasks.given import away
 from tasks.plan.course import OF_A_JOB, OF_THE_CAMPAIGN, Foreseen, course
 from tasks.plan.refusals import HERE, keys, places, refusals, store_so_far, unready
 from tasks.site import Site

@@ -11,7 +11,7 @@ import sys
 
 from components.errors import ConfigError
 from components.naming import shown
-from tasks.databases import require_databases
+from tasks.given import require_given
 from tasks.site import Site
 from tasks.space import explaining
 from tasks.stack import services, settings
@@ -51,7 +51,7 @@ def _up(stack: Stack, site: Site) -> None:
     from tasks.stack.provision import provision
 
     print("starting the stack (half a minute; longer the first time)", file=sys.stderr, flush=True)
-    require_databases(site)
+    require_given(site)
     found = stack.running()
     ours = [name for name in SERVICES if name not in site.given]
     stack.up(ours, pin=True)
@@ -73,7 +73,7 @@ def _become_worker(site: Site) -> int:
     variables = {"prefect": "PREFECT_API_URL", "ray": "LONGSHELL_RAY_JOBS"}
     if absent := [variable for name, variable in variables.items() if name not in site.given]:
         raise ConfigError([f"{name} is not set: a worker alone starts no services" for name in absent], "environment")
-    require_databases(site)
+    require_given(site)
     site.home.mkdir(parents=True, exist_ok=True)
     values = settings.environment(site)
     settings.apply(values)

@@ -108,8 +108,7 @@ def test_the_form_in_the_browser_starts_a_campaign_as_it_was_filled_in_and_a_can
     page.find("//*[normalize-space()='Custom run']").click()
     page.change("Seed", str(MINIATURE.seed), str(ASKED.seed))
     page.change("Legs", str(MINIATURE.rl.legs), str(ASKED.rl.legs))
-    page.find("//button[normalize-space()='Submit']").click()
-    abandoned.eventually(lambda: bool(runs_of(CAMPAIGN, client)))  # A busy page may not show that for long.
+    page.press("Submit", until=lambda: bool(runs_of(CAMPAIGN, client)))
 
     [run] = runs_of(CAMPAIGN, client)
     assert (run.parameters["config"]["seed"], run.parameters["config"]["rl"]["legs"]) == (7, 1)

@@ -46,3 +46,14 @@ def test_a_process_whose_run_another_one_has_ends_before_it_does_anything(monkey
     with disable_run_logger(), pytest.raises(SystemExit) as caught:
         find.claim.fn(load(REPOSITORY / "configs" / "miniature.yaml"))
     assert caught.value.code == 0
+
+
+def test_who_only_looks_at_a_campaign_takes_no_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LONGSHELL_HOME", str(tmp_path))
+    monkeypatch.delenv("LONGSHELL_STORE", raising=False)
+    config = load(REPOSITORY / "configs" / "miniature.yaml", ["name=nobody"])
+    with disable_run_logger():
+        assert find.claim.fn(config, begin=False) == "nobody-s1"
+        assert not list(tmp_path.rglob("campaign.json"))
+        assert find.claim.fn(config) == "nobody-s1"
+    assert list(tmp_path.rglob("campaign.json"))

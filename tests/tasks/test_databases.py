@@ -1,4 +1,4 @@
-"""Prefect and MLflow on PostgreSQL: addresses from the environment, passwords seen nowhere, and the real thing."""
+"""Servers and databases that are given: addresses from the environment, passwords nowhere, and a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from components.errors import ConfigError
 from components.naming import anonymous, hidden, shown
 from components.tracking import Run
 from tasks import tracking
-from tasks.databases import away
+from tasks.given import away
 from tasks.launch import main
 from tasks.site import Site
 from tasks.stack import ports, services, settings
@@ -146,6 +146,24 @@ def test_a_database_that_does_not_answer_refuses_the_start_in_one_message_withou
         assert "hunter2" not in text
         assert "Traceback" not in text
     assert not (tmp_path / "home" / "stack" / "state.json").exists(), "nothing was started"
+
+
+def test_a_server_that_does_not_answer_is_named_by_its_variable_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("LONGSHELL_STORE", raising=False)
+    monkeypatch.setenv("LONGSHELL_HOME", str(tmp_path / "home"))
+    given = {"PREFECT_API_URL": "http://u:hunter2@127.0.0.1:1/api", "LONGSHELL_RAY_JOBS": "http://127.0.0.1:1"}
+    given["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:1"
+    for name, address in given.items():
+        monkeypatch.setenv(name, address)
+    assert main(flows.campaign.campaign, [f"--config={REPOSITORY / 'configs' / 'miniature.yaml'}"], reports=True) == 1
+    told = capsys.readouterr().err
+    assert [line.partition(":")[0] for line in told.splitlines() if "cannot be used: " in line] == list(given)
+    assert "PREFECT_API_URL: http://***@127.0.0.1:1/api cannot be used: " in told
+    assert "correct its address" in told
+    assert "hunter2" not in told
+    assert not (tmp_path / "home" / "stack").exists(), "nothing was started"
 
 
 def test_addresses_that_no_driver_understands_are_told_in_words_without_a_password() -> None:
