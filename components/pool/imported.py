@@ -228,7 +228,7 @@ def _whole(source: Path, scratch: Path, refused: list[LeftOut]) -> tuple[list[Pa
     spoiled: dict[str, LeftOut] = {}
     for each in refused:
         place = scratch / each.task
-        task = next((task for task in tasks if task in place.parents and ".." not in place.parts), None)
+        task = next((task for task in tasks if task in (place, *place.parents) and ".." not in place.parts), None)
         name = source.name if task is None else task.name
         spoiled.setdefault(name, LeftOut(name, each.reason, f"{each.task}: {each.detail}"))
     return [task for task in tasks if task.name not in spoiled], list(spoiled.values())

@@ -6,7 +6,9 @@ have, below a file for example, nor more than `archive.Bounds` admits, nor damag
 
 Python's own filter follows links to see where a member leads, and before 3.11.13 (3.12.11) a path too long to follow
 went through it: one archive could write any file of ours. So nothing here depends on following: no member lies below a
-link, and a link climbs first, at most to the folder, and then only descends (`leads_out`).
+link, and a link climbs first, at most to the folder, and then only descends (`leads_out`). And where Python cannot make
+a link, it puts the member that it leads to, which no filter has seen and nobody counts: a device, a link that leads
+out. So links are made here (`_link`).
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ MOST_NAMED = 20
 NAME_CHARS = 200
 LONGEST_PATH, LONGEST_NAME, MOST_FOLDERS = 4095, 255, 100
 """Linux takes no longer ones. The folders on the way to a member, and to where its link leads, are looked at each."""
-_OF_A_MEMBER = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG}
+_OF_A_MEMBER = {
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG),
+    errno.EMLINK,
+}
 """What its own name, or what lies there by then, brings about. The rest is the machine's."""
 
 
@@ -65,16 +70,14 @@ def extract(packed: tarfile.TarFile, member: tarfile.TarInfo, target: Path, left
             return os.strerror(errno.ENAMETOOLONG)
         safe = tarfile.data_filter(member, str(target))
         reason = leads_out(safe, target) or _reason(safe, target, left_out)
-        if reason is None and not (safe.islnk() and (target / safe.name).exists()):  # this very link
+        if reason is None and (safe.issym() or safe.islnk()):
+            _link(safe, target)
+        elif reason is None:
             packed.extract(safe, target, filter="data")
     except tarfile.FilterError as error:
         return type(error).__name__
     except (ValueError, OverflowError):
         return "a name or a time that no file can have"
-    except (
-        RecursionError
-    ):  # Python extracts what a link leads to where it cannot make the link, and that may be the link.
-        return "a link that leads to itself"
     except OSError as error:
         if error.errno not in _OF_A_MEMBER:
             raise
@@ -83,7 +86,7 @@ def extract(packed: tarfile.TarFile, member: tarfile.TarInfo, target: Path, left
 
 
 def _is_too_long(name: str, target: Path) -> bool:
-    """Such a link cannot be made, and Python would look through all members for what it leads to."""
+    """Such a member cannot be made, and to look at every folder on its way takes long."""
     steps = os.fsencode(name).split(b"/")
     whole = len(os.fsencode(target)) + 1 + sum(map(len, steps)) + len(steps)
     return whole > LONGEST_PATH or len(steps) > MOST_FOLDERS or max(map(len, steps)) > LONGEST_NAME
@@ -129,8 +132,8 @@ def _below(name: str, target: Path) -> str | None:
 def _reason(member: tarfile.TarInfo, target: Path, left_out: Mapping[str, str]) -> str | None:
     """Why a member that leads nowhere else is not even tried.
 
-    In place of a link that it cannot make, Python puts the member it leads to, unfiltered, or says nothing. A hard link
-    to a link leads elsewhere from another folder, and so does a link through one that is made anew.
+    A hard link to what was left out would have the content of what lies there instead. One to a link leads elsewhere
+    from another folder, and so does a link through one that is made anew.
     """
     path = target / member.name
     if member.islnk():
@@ -145,3 +148,15 @@ def _reason(member: tarfile.TarInfo, target: Path, left_out: Mapping[str, str]) 
     else:
         same = not member.isdir() or path.is_dir()
     return None if same or not os.path.lexists(path) else "something else is there"
+
+
+def _link(member: tarfile.TarInfo, target: Path) -> None:
+    """Makes a link, unless this very one is there (`_reason`)."""
+    path = target / member.name
+    if os.path.lexists(path):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if member.issym():
+        path.symlink_to(member.linkname)
+    else:
+        path.hardlink_to(target / member.linkname)

@@ -6,6 +6,7 @@ import errno
 import gzip
 import io
 import os
+import stat
 import tarfile
 import tempfile
 from pathlib import Path
@@ -121,14 +122,58 @@ def test_no_link_is_followed_to_see_where_it_leads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "to"), [("b/.", "./."), ("c/b/.", "../b"), ("b/c/c/.", ".")])
-def test_a_link_in_place_of_a_folder_that_leads_to_itself_is_left_out(tmp_path: Path, name: str, to: str) -> None:
-    left_out = unpack(packed(entry("a"), entry(name, tarfile.SYMTYPE, to), entry("after")), tmp_path / "target")
-    assert [line.partition(" (")[2] for line in left_out] == ["a link that leads to itself)"]
-    assert (tmp_path / "target" / "after").read_text() == "xxx"
+def test_a_link_whose_name_ends_in_a_dot_is_the_one_without_it(tmp_path: Path, name: str, to: str) -> None:
+    # Python could not make it and put what it leads to: itself, without end.
+    target = tmp_path / "target"
+    assert unpack(packed(entry("a"), entry(name, tarfile.SYMTYPE, to), entry("after")), target) == []
+    assert os.readlink(target / name.removesuffix("/.")) == to
+    assert (target / "after").read_text() == "xxx"
+
+
+def with_mode(member: tarfile.TarInfo, mode: int) -> tarfile.TarInfo:
+    member.mode = mode
+    return member
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        entry("a", tarfile.SYMTYPE, "/etc"),
+        entry("a", tarfile.CHRTYPE),
+        entry("a", tarfile.FIFOTYPE),
+        with_mode(entry("a"), 0o4755),
+    ],
+    ids=["link", "device", "pipe", "setuid"],
+)
+def test_nothing_that_was_left_out_is_put_in_place_of_a_link_that_cannot_be_made(
+    tmp_path: Path, refused: tarfile.TarInfo
+) -> None:
+    # Python put the last member whose name is that of the link's folder, as it is: no filter saw it, nobody was told.
+    target = tmp_path / "target"
+    archive = packed(entry("a", tarfile.DIRTYPE), refused, entry("a/b", tarfile.SYMTYPE, ""), entry("after"))
+    assert [line.partition(" (")[0] for line in unpack(archive, target)] == ["a", "a/b"]
+    assert sorted(path.name for path in target.rglob("*")) == ["a", "after"]
+    top = packed(entry(".", tarfile.SYMTYPE, "/"), entry("y", tarfile.SYMTYPE, ""))
+    assert [line.partition(" (")[0] for line in unpack(top, target)] == [".", "y"]
+    assert not os.path.lexists(target / "y")
+
+
+def test_a_file_with_all_the_links_that_it_can_have_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Python copied its content instead, once a header: a small archive filled the disk, past every bound.
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
+
+    monkeypatch.setattr(os, "link", full)
+    left_out = unpack(packed(entry("file"), entry("more", tarfile.LNKTYPE, "file")), tmp_path / "target")
+    assert left_out == ["more (Too many links)"]
+    assert not (tmp_path / "target" / "more").exists()
 
 
 STEPS = st.lists(st.sampled_from(["..", ".", "a", "b", "c"]), min_size=1, max_size=5).map("/".join)
-MEMBERS = st.tuples(STEPS, st.sampled_from([tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE]), STEPS)
+KINDS = [tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE]
+MEMBERS = st.tuples(STEPS, st.sampled_from(KINDS), STEPS | st.just(""))
 
 
 @settings(max_examples=40, deadline=None)
@@ -144,6 +189,8 @@ def test_whatever_is_in_an_archive_nothing_is_written_and_no_link_leads_outside(
         assert [path.name for path in (base / "one").iterdir()] == ["target"]
         for root, folders, files in os.walk(target):
             for name in (*folders, *files):
+                kind = stat.S_IFMT(os.lstat(os.path.join(root, name)).st_mode)
+                assert kind in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
                 try:
                     found = Path(os.path.realpath(os.path.join(root, name), strict=True))
                 except OSError:  # a loop, or nothing there
