@@ -138,5 +138,5 @@ def _of_zip(content: bytes, allowance: Allowance) -> Iterator[tuple[str, bytes]]
                     return
                 with archive.open(member) as file:
                     yield member.filename, allowance.take(file.read(allowance.left))
-    except (zipfile.BadZipFile, OSError, ValueError, RuntimeError, NotImplementedError, zlib.error, EOFError):
+    except (zipfile.BadZipFile, OSError, ValueError, RuntimeError, zlib.error, lzma.LZMAError, EOFError):
         return
