@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from components.sandbox import Sandbox, SandboxBackend, SandboxSpec
-from tests.conformance.sandbox_suite import sh
+from tests.conformance.sandbox_suite import sh, until_said
 
 REPOSITORY = Path(__file__).parents[2]
 SPEC = SandboxSpec(memory_mb=128, disk_mb=16, pids=64)
@@ -177,14 +177,14 @@ class EscapeSuite:
         for key, value in host.items():
             program = program.replace(f"{{{key}}}", str(value))
         argv = ["python3", "-c", program] if attempt.python else ["bash", "-c", program]
-        result = await box.exec(argv, timeout_s=20)
+        result = await box.exec(argv, timeout_s=60)
         assert b"ESCAPED" not in result.output, f"{attempt.success}: {result.output!r}"
         assert not result.timed_out
 
     async def test_an_attempt_that_succeeds_would_be_seen(self, box: Sandbox) -> None:
         for attempt in (shell("x", "true", ""), call("x", "call(39) > 0", "")):
             argv = ["python3", "-c", attempt.program] if attempt.python else ["bash", "-c", attempt.program]
-            assert b"ESCAPED" in (await box.exec(argv, timeout_s=20)).output
+            assert b"ESCAPED" in (await box.exec(argv, timeout_s=60)).output
 
     async def test_the_first_process_survives_every_signal(self, box: Sandbox) -> None:
         await sh(box, "for s in KILL TERM STOP SEGV HUP INT QUIT ABRT USR1; do kill -$s 1; done; true")
@@ -239,18 +239,18 @@ class MisuseSuite:
     async def test_a_memory_hog_is_killed_or_refused_and_the_box_lives(self, backend: SandboxBackend) -> None:
         box = await backend.start(SPEC)
         hog = "b = []\nwhile True: b.append(bytearray(1 << 24))"
-        result = await box.exec(["python3", "-c", hog], timeout_s=30)
+        result = await box.exec(["python3", "-c", hog], timeout_s=60)
         assert (result.exit_code == 137 and result.oom) or b"MemoryError" in result.output
-        after = await box.exec(["echo", "usable"], timeout_s=10)
+        after = await box.exec(["echo", "usable"], timeout_s=60)
         assert (after.output, after.oom) == (b"usable\n", False)
         await box.stop()
 
     async def test_ten_megabytes_come_whole_or_cut_as_asked(self, backend: SandboxBackend) -> None:
         box = await backend.start(SPEC)
         argv = ["bash", "-c", "head -c 10000000 /dev/zero | tr '\\0' x"]
-        whole = await box.exec(argv, timeout_s=30, max_output_bytes=16 << 20)
+        whole = await box.exec(argv, timeout_s=60, max_output_bytes=16 << 20)
         assert (len(whole.output), whole.truncated, set(whole.output)) == (10_000_000, False, {ord("x")})
-        cut = await box.exec(argv, timeout_s=30, max_output_bytes=1000)
+        cut = await box.exec(argv, timeout_s=60, max_output_bytes=1000)
         assert cut.truncated
         assert len(cut.output) < 1100
         await box.stop()
@@ -259,10 +259,10 @@ class MisuseSuite:
         self, backend: SandboxBackend
     ) -> None:
         box = await backend.start(SPEC)
-        endless = await box.exec(["yes"], timeout_s=0.3, max_output_bytes=1000)
+        endless = await until_said(box, ["yes"], timeout_s=0.3, max_output_bytes=1000)
         assert (endless.timed_out, endless.exit_code, endless.truncated) == (True, None, True)
-        assert (await box.exec(["cat"], timeout_s=10)).exit_code == 0
-        assert (await box.exec(["less", "/etc/passwd"], timeout_s=10)).exit_code == 0
+        assert (await box.exec(["cat"], timeout_s=60)).exit_code == 0
+        assert (await box.exec(["less", "/etc/passwd"], timeout_s=60)).exit_code == 0
         await box.stop()
 
     @pytest.mark.nightly  # tests/sandbox/test_terminal.py has the same for one backend, one by one

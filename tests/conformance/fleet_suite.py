@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,15 +54,12 @@ def assert_whole(prompt: list[int], answer: Generation, oracle: Oracle, new: int
     np.testing.assert_array_equal(answer.routing, forced.experts[answer.routing_start : -1])
 
 
-async def busy(fleet: Fleet, places: Sequence[int]) -> None:
-    """Waits until each of these replicas computes a request."""
-    for place in places:
-        for _ in range(500):
-            if (await fleet._clients[place]._send("POST", "/flush_cache", {}, 5.0))[0] == 400:
-                break
+async def busy(fleet: Fleet, place: int, running: int, waiting: int = 0) -> None:
+    """Waits until a replica computes so many requests, and so many wait for a slot of it."""
+    wanted = {"running": running, "waiting": waiting}
+    async with asyncio.timeout(60):
+        while (await fleet._clients[place]._call("GET", "/server_info", None, 60))["internal_states"] != [wanted]:
             await asyncio.sleep(0.01)
-        else:
-            raise AssertionError(f"replica {place} never became busy")
 
 
 class FleetSuite:
@@ -94,7 +91,7 @@ class FleetSuite:
                 fleet._clocks[name] = clock
             pid = pid_of(fleet, 0)
             running = {n: asyncio.create_task(draw(fleet, n, seconds[n], LONG, starts[n])) for n in clocks}
-            await busy(fleet, [0, 1])
+            await busy(fleet, 0, running=2)
             os.kill(pid, signal.SIGKILL)
             for name, task in running.items():
                 answer = await task
@@ -179,7 +176,8 @@ class FleetSuite:
         async with fleet_of(launch, model_folder, tmp_path, [], max_restarts=0) as fleet:
             pids = [pid_of(fleet, place) for place in (0, 1)]
             running = [asyncio.create_task(draw(fleet, name, tokens(3, 20), LONG)) for name in "abc"]
-            await busy(fleet, [0, 1])
+            await busy(fleet, 1, running=1)
+            await busy(fleet, 0, running=2)
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
             for task in running:
@@ -200,7 +198,7 @@ class FleetSuite:
         async with fleet_of(launch, model_folder, tmp_path, told, health=QUICK) as fleet:
             pid = pid_of(fleet, 0)
             running = [asyncio.create_task(draw(fleet, name, tokens(4, 20), LONG)) for name in "ab"]
-            await busy(fleet, [0, 1])
+            await busy(fleet, 0, running=1)
             os.kill(pid, signal.SIGSTOP)
             for task in running:
                 assert_whole(tokens(4, 20), await task, oracle, LONG)
@@ -216,14 +214,15 @@ class FleetSuite:
             stranger = SGLangClient(fleet.url(0), model=ModelGeometry.read(model_folder, CONTEXT))
             prompt = tokens(5, 20)
             running = asyncio.create_task(draw(fleet, "a", prompt, LONG))
+            await busy(fleet, 0, running=1)
             queued = asyncio.create_task(draw(fleet, "b", prompt, 8))
-            await busy(fleet, [0])
+            await busy(fleet, 0, running=1, waiting=1)
             await stranger.abort_all()
             assert_whole(prompt, await running, oracle, LONG)
             assert_whole(prompt, await queued, oracle, 8)
             assert fleet.metrics()["fleet/continued"] == 2
             running = asyncio.create_task(draw(fleet, "a", prompt, LONG))
-            await busy(fleet, [0])
+            await busy(fleet, 0, running=1)
             await fleet.abort_all()
             assert (await running).finish_reason == "abort"
             hounded = asyncio.create_task(draw(fleet, "c", prompt, LONG))

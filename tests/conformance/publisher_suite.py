@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +50,18 @@ async def draw(client: SGLangClient, new: int = 8) -> Generation:
     )
 
 
+async def under_way(client: SGLangClient) -> asyncio.Task[Generation]:
+    """A long answer that is being drawn; one that was over before that was seen is asked for again."""
+    async with asyncio.timeout(60):
+        while True:
+            running = asyncio.create_task(draw(client, CONTEXT - 40))
+            while not running.done():
+                if (await client._send("POST", "/flush_cache", {}, 60))[0] == 400:
+                    return running
+                await asyncio.sleep(0.01)
+            await running
+
+
 def assert_drawn_by(answer: Generation, oracle: Oracle) -> None:
     ids = PROMPT + answer.output_ids.tolist()
     forced = oracle(ids)
@@ -88,9 +100,7 @@ class PublisherSuite:
     async def test_what_runs_is_aborted_and_what_comes_meanwhile_is_drawn_by_the_new_weights(
         self, publisher: Publisher, clients: list[SGLangClient], other_folder: Path, other_oracle: Oracle
     ) -> None:
-        running = asyncio.create_task(draw(clients[0], CONTEXT - 40))
-        while (await clients[0]._send("POST", "/flush_cache", {}, 5.0))[0] != 400:
-            await asyncio.sleep(0.01)
+        running = await under_way(clients[0])
         late: list[asyncio.Task[Generation]] = []
         source = FolderSource(other_folder, lambda: late.append(asyncio.create_task(draw(clients[0]))))
         publication = await publisher.publish(clients[:1], source, 41)
@@ -133,7 +143,7 @@ class ReplicaSuite(PublisherSuite):
         publication = await publisher.publish(clients, source, 61)
         assert list(publication.lost) == [0]
         assert publication.lost[0].cause is FaultCause.SAMPLER
-        assert publication.seconds < 12
+        assert publication.seconds < 60, "half of its deadline is what one that hangs may cost"
         assert_drawn_by(await draw(clients[1]), other_oracle)
         servers[0].restart(other_folder, 61, seed=0)
         answer = await draw(clients[0])
@@ -150,10 +160,10 @@ class ReplicaSuite(PublisherSuite):
         oracle: Oracle,
     ) -> None:
         source = FolderSource(model_folder, lambda: os.kill(servers[0].pid, signal.SIGSTOP))
-        publication = await publisher.publish(clients, source, 71)
+        publication = await replace(publisher, timeout_s=16.0).publish(clients, source, 71)  # type: ignore[type-var]
         os.kill(servers[0].pid, signal.SIGCONT)
         assert list(publication.lost) == [0]
-        assert publication.seconds < 20
+        assert publication.seconds < 50
         assert_drawn_by(await draw(clients[1]), oracle)
         held = asyncio.create_task(draw(clients[0]))
         await asyncio.sleep(0.5)

@@ -196,11 +196,11 @@ class SamplerSuite:
     ) -> None:
         rids = [uuid.uuid4().hex for _ in range(SLOTS)]
         running = [asyncio.create_task(wire.generate(tokens(9, 10), new=CONTEXT - 20, rid=rid)) for rid in rids]
-        await self.busy(wire)
+        await self.busy(wire, SLOTS)
         rid = uuid.uuid4().hex
         queued = asyncio.create_task(wire.generate(tokens(10, 10), rid=rid))
         held = asyncio.create_task(self.draw(client, tokens(11, 10), 4, routing_start=0))
-        await asyncio.sleep(0.2)
+        await self.busy(wire, SLOTS, waiting=2)
         await wire.post("/abort_request", rid=rid)
         status, body = await queued
         assert status == 200
@@ -302,11 +302,18 @@ class SamplerSuite:
         )
 
     @staticmethod
-    async def busy(wire: Wire) -> None:
-        """Waits until the one request in flight has certainly been taken up, and not yet ended."""
-        for _ in range(200):
-            await asyncio.sleep(0.01)
-            if (await wire.post("/flush_cache"))[0] == 400:
-                await asyncio.sleep(0.02)
-                return
-        raise AssertionError("the server never became busy")
+    async def busy(wire: Wire, running: int = 1, waiting: int = 0) -> None:
+        """Waits until so many requests have drawn a token and not ended, and so many wait for a slot.
+
+        The embedded server says how many there are, and answers between its steps; SGLang only whether there are any.
+        """
+        async with asyncio.timeout(60):
+            while True:
+                (load,) = (await wire.get("/server_info"))[1]["internal_states"]
+                if "running" in load:
+                    if (load["running"], load["waiting"]) == (running, waiting):
+                        return
+                elif (await wire.post("/flush_cache"))[0] == 400:
+                    await asyncio.sleep(0.2 if waiting else 0.02)
+                    return
+                await asyncio.sleep(0.01)

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from components.errors import FaultCause, InfraFault
-from components.sandbox import FileEntry, ImageSpec, Sandbox, SandboxBackend, SandboxSpec, read_dockerfile
+from components.sandbox import ExecResult, FileEntry, ImageSpec, Sandbox, SandboxBackend, SandboxSpec, read_dockerfile
 
 SPEC = SandboxSpec(memory_mb=192, disk_mb=16, pids=64, files={"/app/start.txt": b"started\n"}, env={"COLOUR": "green"})
 
 
-async def sh(box: Sandbox, script: str, timeout_s: float = 20.0) -> tuple[int | None, str]:
+async def sh(box: Sandbox, script: str, timeout_s: float = 60.0) -> tuple[int | None, str]:
     """Exit code and output of a shell script in the box."""
     result = await box.exec(["bash", "-c", script], timeout_s=timeout_s)
     return result.exit_code, result.output.decode(errors="replace")
+
+
+async def until_said(box: Sandbox, argv: list[str], timeout_s: float, **options: int) -> ExecResult:
+    """Runs what ends by its timeout alone, with a longer one where it was too short for it to say anything."""
+    while True:
+        result = await box.exec(argv, timeout_s=timeout_s, **options)
+        if result.output or timeout_s > 60:
+            return result
+        timeout_s *= 4
 
 
 def read_image(folder: Path, *lines: str, **files: str) -> ImageSpec:
@@ -37,7 +45,7 @@ class SandboxSuite:
         box = await backend.start(SPEC)
         assert await sh(box, "echo out; echo err >&2; exit 3") == (3, "out\nerr\n")
         assert (await sh(box, "kill -TERM $$"))[0] == 128 + 15
-        apart = await box.exec(["sh", "-c", "echo out; echo err >&2"], timeout_s=5, merge_stderr=False)
+        apart = await box.exec(["sh", "-c", "echo out; echo err >&2"], timeout_s=60, merge_stderr=False)
         assert (apart.output, apart.stderr) == (b"out\n", b"err\n")
         await box.stop()
 
@@ -46,7 +54,7 @@ class SandboxSuite:
     ) -> None:
         monkeypatch.setenv("HOST_SECRET", "leak")
         box = await backend.start(SPEC)
-        result = await box.exec(["env"], timeout_s=5, env={"EXTRA": "1"})
+        result = await box.exec(["env"], timeout_s=60, env={"EXTRA": "1"})
         names = {line.partition("=")[0] for line in result.output.decode().splitlines()}
         assert {"COLOUR", "EXTRA", "HOME", "PATH", "LANG"} <= names
         assert "HOST_SECRET" not in names
@@ -56,10 +64,10 @@ class SandboxSuite:
     async def test_stdin_and_binary_output_are_exact(self, backend: SandboxBackend) -> None:
         box = await backend.start(SPEC)
         data = bytes(range(256)) * 1200
-        result = await box.exec(["cat"], timeout_s=10, stdin=data)
+        result = await box.exec(["cat"], timeout_s=60, stdin=data)
         assert result.output == data
         assert not result.truncated
-        assert (await box.exec(["cat"], timeout_s=5)).output == b""
+        assert (await box.exec(["cat"], timeout_s=60)).output == b""
         await box.stop()
 
     async def test_a_secret_is_read_once_and_what_is_reported_comes_apart_from_the_output(
@@ -67,42 +75,38 @@ class SandboxSuite:
     ) -> None:
         box = await backend.start(SPEC)
         script = 'read -r said <&4; echo "$said" >&3; echo out; read -r again <&4; echo "[$again]"'
-        result = await box.exec(["bash", "-c", script], timeout_s=10, secret=b"hush\n")
+        result = await box.exec(["bash", "-c", script], timeout_s=60, secret=b"hush\n")
         assert (result.report, result.output) == (b"hush\n", b"out\n[]\n")
-        assert (await box.exec(["true"], timeout_s=10)).report == b""
+        assert (await box.exec(["true"], timeout_s=60)).report == b""
         await box.stop()
 
     async def test_what_cannot_be_run_is_a_result_and_no_fault(self, backend: SandboxBackend) -> None:
         box = await backend.start(SPEC)
-        missing = await box.exec(["no-such-program"], timeout_s=5)
+        missing = await box.exec(["no-such-program"], timeout_s=60)
         assert missing.exit_code == 127
         assert b"no-such-program" in missing.output
-        assert (await box.exec(["true"], timeout_s=5, cwd="/nowhere")).exit_code == 127
-        assert (await box.exec(["./start.txt"], timeout_s=5)).exit_code == 126
+        assert (await box.exec(["true"], timeout_s=60, cwd="/nowhere")).exit_code == 127
+        assert (await box.exec(["./start.txt"], timeout_s=60)).exit_code == 126
         await box.stop()
 
     async def test_timeout_keeps_output_and_kills_all_that_the_command_started(self, backend: SandboxBackend) -> None:
         box = await backend.start(SPEC)
-        mark = "31.4159"
-        script = f"echo before; (setsid sleep {mark} &) ; setsid bash -c 'sleep {mark} & sleep {mark}' & sleep {mark}"
-        begin = time.monotonic()
-        result = await box.exec(["bash", "-c", script], timeout_s=0.4)
-        assert time.monotonic() - begin < 25
+        mark = "3141.59"
+        script = f"(setsid sleep {mark} &) ; setsid bash -c 'sleep {mark} & sleep {mark}' & echo before; sleep {mark}"
+        result = await until_said(box, ["bash", "-c", script], timeout_s=0.4)
         assert (result.exit_code, result.timed_out, result.output) == (None, True, b"before\n")
-        count = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c '^sleep 31[.]41\\|[^c]sleep 31[.]41'"
+        count = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c '^sleep 3141[.]59\\|[^c]sleep 3141[.]59'"
         assert (await sh(box, count))[1] == "0\n"
         await box.stop()
 
     async def test_a_background_process_does_not_hold_its_command(self, backend: SandboxBackend) -> None:
         box = await backend.start(SPEC)
-        begin = time.monotonic()
-        assert await sh(box, "sleep 30 & echo done") == (0, "done\n")
-        assert time.monotonic() - begin < 25
+        assert await sh(box, "sleep 300 & echo done") == (0, "done\n")
         await box.stop()
 
     async def test_long_output_keeps_its_head_and_tail(self, backend: SandboxBackend) -> None:
         box = await backend.start(SPEC)
-        result = await box.exec(["seq", "1", "300000"], timeout_s=20, max_output_bytes=2000)
+        result = await box.exec(["seq", "1", "300000"], timeout_s=60, max_output_bytes=2000)
         assert result.truncated
         assert result.output.startswith(b"1\n2\n")
         assert result.output.endswith(b"\n300000\n")
@@ -200,7 +204,7 @@ class SandboxSuite:
 
     async def test_stop_is_idempotent_and_ends_pending_commands_with_a_fault(self, backend: SandboxBackend) -> None:
         box = await backend.start(SPEC)
-        pending = asyncio.create_task(box.exec(["sleep", "60"], timeout_s=90))
+        pending = asyncio.create_task(box.exec(["sleep", "600"], timeout_s=600))
         await asyncio.sleep(0.05)
         await box.stop()
         await box.stop()
@@ -208,7 +212,7 @@ class SandboxSuite:
             await pending
         assert caught.value.cause is FaultCause.SANDBOX
         with pytest.raises(InfraFault):
-            await box.exec(["true"], timeout_s=5)
+            await box.exec(["true"], timeout_s=60)
 
     async def test_a_view_sees_the_result_but_neither_processes_nor_planted_verifiers(
         self, backend: SandboxBackend
@@ -262,7 +266,7 @@ class SandboxSuite:
     async def test_large_requests_and_many_files_pass(self, backend: SandboxBackend) -> None:
         box = await backend.start(SPEC)
         long = "x" * 120_000
-        assert (await box.exec(["echo", long], timeout_s=10)).output == long.encode() + b"\n"
+        assert (await box.exec(["echo", long], timeout_s=60)).output == long.encode() + b"\n"
         await box.put({f"/app/many/{i}": b"%d" % i for i in range(1500)})
         assert await sh(box, "ls many | wc -l; cat many/1499") == (0, "1500\n1499")
         await box.stop()
@@ -272,9 +276,9 @@ class SandboxSuite:
         terminal = await box.terminal(rows=24, columns=80, echo=False)
         assert await terminal.new_output() == "$ "
         await terminal.send("x=41; cd /tmp\n")
-        assert await terminal.settle(10, at_prompt=True)
+        assert await terminal.settle(60, at_prompt=True)
         await terminal.send("echo $((x+1))\n")
-        assert await terminal.settle(10, at_prompt=True)
+        assert await terminal.settle(60, at_prompt=True)
         assert await terminal.new_output() == "$ 42\n$ "
         await terminal.close()
         await box.stop()

@@ -65,5 +65,5 @@ def gateway_url(tiny_sampler: SamplerServer, tiny_folder: Path) -> Iterator[str]
         yield ready["url"]
     finally:
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
         process.stdout.close()

@@ -57,7 +57,7 @@ def test_every_key_is_what_tmux_sends(tmp_path: Path):
         subprocess.run(["tmux", *arguments], env=environment, check=True)
 
     def arrived(size: int) -> bytes:
-        for _ in range(200):
+        for _ in range(3000):
             data = read.read_bytes() if read.is_file() else b""
             if len(data) >= size:
                 return data

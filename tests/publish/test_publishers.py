@@ -18,7 +18,7 @@ from components.sampler import ModelGeometry, SamplerServer, SGLangClient
 from tests.conformance.publisher_suite import FolderSource, ReplicaSuite, draw
 from tests.sampler.conftest import CONTEXT
 
-TIMEOUT_S = 16.0
+TIMEOUT_S = 120.0
 BUCKET_BYTES = 10_000
 """Fewer than a model's bytes: some ten buckets."""
 

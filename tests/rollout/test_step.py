@@ -97,11 +97,16 @@ async def test_too_many_faults_stop_the_step_with_the_commonest_cause():
 
 
 async def test_a_trial_past_its_remote_deadline_is_a_fault_and_is_replaced():
-    runner = Runner(files_0=30.0)
-    limits = {"agent_timeout_s": 0.02, "verifier_timeout_s": 0.02, "remote_timeout_s": 0.1}
-    result = await step(runner, batch=2, oversample=0, max_attempts=1, **limits)
+    class Overdue(Runner):
+        async def __call__(self, attempt):
+            if attempt.task.ref.task_id == "files-0":
+                attempt.time.advance(60)
+            return await super().__call__(attempt)
+
+    limits = {"agent_timeout_s": 20, "verifier_timeout_s": 20, "remote_timeout_s": 60}
+    result = await step(Overdue(files_0=3600.0), batch=2, oversample=0, max_attempts=1, **limits)
     faults = [row for row in result.ledger.rows if row.outcome is Outcome.INFRA_FAULT]
-    assert [row.detail for row in faults] == ["trial passed its remote deadline of 0.1 s"]
+    assert [row.detail for row in faults] == ["trial passed its remote deadline of 60 s"]
     assert len(result.trials) == 2
 
 
@@ -115,8 +120,9 @@ async def test_an_error_in_our_own_code_ends_everything_and_propagates():
 async def test_cancelling_the_step_ends_every_trial_first():
     runner = Runner(seconds=30.0)
     running = asyncio.create_task(step(runner))
-    await asyncio.sleep(0.01)
-    assert len(runner.alive) == 10
+    async with asyncio.timeout(60):
+        while len(runner.alive) < 10:
+            await asyncio.sleep(0)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

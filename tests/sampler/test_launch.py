@@ -65,10 +65,10 @@ thread.join()
 time.sleep(0.3)
 assert server.alive, "it outlives the thread that started it"
 if os.fork() == 0:  # an unrelated child that inherits the lifeline's other end
-    time.sleep(20)
+    time.sleep(300)
     os._exit(0)
 print(json.dumps(server.pid), flush=True)
-time.sleep(60)
+time.sleep(300)
 """
 
 
@@ -88,7 +88,7 @@ def test_the_server_outlives_the_thread_that_started_it_and_a_killed_parent_take
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     try:
-        assert ended(pid, within_s=5.0)
+        assert ended(pid, within_s=60)
     finally:
         for leftover in group:
             os.kill(leftover, signal.SIGKILL)
@@ -97,7 +97,7 @@ def test_the_server_outlives_the_thread_that_started_it_and_a_killed_parent_take
 
 def launch_fake(tmp_path: Path, **environment: str) -> SamplerServer:
     settings = fake.settings(tmp_path, tp=2, **environment)
-    config = SamplerConfig(engine="sglang", sglang=settings, context_tokens=512, start_timeout_s=30)
+    config = SamplerConfig(engine="sglang", sglang=settings, context_tokens=512, start_timeout_s=120)
     log = tmp_path / "logs" / "sglang.log"
     return launch_sampler(config, Path("/models/m"), seed=3, routing=True, log_path=log, weight_version=7)
 
@@ -117,7 +117,7 @@ def test_sglang_is_started_with_what_the_client_relies_on_and_ends_with_all_its_
         fake = started(tmp_path)
         assert server.alive
         assert all(psutil.pid_exists(pid) for pid in fake["pids"])
-    assert all(ended(pid, within_s=2.0) for pid in fake["pids"])
+    assert all(ended(pid, within_s=60) for pid in fake["pids"])
     assert not server.alive
     server.close()
     text = " ".join(fake["arguments"])
@@ -131,15 +131,15 @@ def test_sglang_is_started_with_what_the_client_relies_on_and_ends_with_all_its_
 def test_an_sglang_that_does_not_start_shows_the_end_of_its_log_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match=r"SGLang for /models/m: ended with exit code 1.*\n.*no such model"):
         launch_fake(tmp_path, FAKE_END="1")
-    assert all(ended(pid, within_s=2.0) for pid in started(tmp_path)["pids"])
+    assert all(ended(pid, within_s=60) for pid in started(tmp_path)["pids"])
 
 
 def test_a_killed_guardian_takes_sglang_with_it(tmp_path: Path) -> None:
     server = launch_fake(tmp_path)
     main, child = started(tmp_path)["pids"]
     os.kill(server.pid, signal.SIGKILL)
-    assert ended(main, within_s=2.0)
-    deadline = time.monotonic() + 2.0  # It is gone a moment after what dies with it, with the last of its threads.
+    assert ended(main, within_s=60)
+    deadline = time.monotonic() + 60  # It is gone a moment after what dies with it, with the last of its threads.
     while server.alive:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -152,9 +152,9 @@ def test_how_sglang_was_killed_is_how_its_guardian_ends(tmp_path: Path, number: 
     with launch_fake(tmp_path) as server:
         main, child = started(tmp_path)["pids"]
         os.kill(main, number)
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + 60
         while server.alive:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert server.exit_code == -number
-        assert ended(child, within_s=2.0)
+        assert ended(child, within_s=60)

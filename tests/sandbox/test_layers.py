@@ -175,10 +175,10 @@ def test_a_lock_whose_file_has_gone_meanwhile_is_no_lock(tmp_path: Path, monkeyp
     assert images._try_making("key") is not None
 
 
-def _stir(folder: Path, most_bytes: int, number: int, end: float) -> None:
-    """Makes, asks for, collects and sweeps, as fast as it can."""
+def _stir(folder: Path, most_bytes: int, number: int, over: Path) -> None:
+    """Makes, asks for, collects and sweeps, as fast as it can, until there is that file; says when it has done so."""
     store, made = ImageStore(folder, most_bytes), 0
-    while time.monotonic() < end:
+    while not over.exists():
         key = f"key{(number + made) % 3}"
         made += 1
 
@@ -193,29 +193,33 @@ def _stir(folder: Path, most_bytes: int, number: int, end: float) -> None:
         os.utime(folder / f"{WORKPLACE}{number}-{made}", (0, 0))
         store.collect()
         store.sweep()
+        over.with_name(f"stirs-{number}").touch()
 
 
 def test_processes_that_make_collect_and_sweep_at_once_do_not_disturb_each_other_nor_does_one_s_kill(
     tmp_path: Path,
 ) -> None:
     """A sweep had raised out of `open_backend` where another one was faster."""
-    context = multiprocessing.get_context("fork")
-    end = time.monotonic() + 1.0
+    context, over = multiprocessing.get_context("fork"), tmp_path / "over"
     stirring = [
-        context.Process(target=_stir, args=(tmp_path / "images", most, number, end))
+        context.Process(target=_stir, args=(tmp_path / "images", most, number, over))
         for number, most in enumerate((0, 0, 1 << 30, 0, 0))
     ]
     for process in stirring:
         process.start()
-    for victim in stirring[3:]:
-        time.sleep(0.3)
-        victim.kill()
-    for process in stirring:
-        process.join()
-    assert [process.exitcode for process in stirring[:3]] == [0, 0, 0]
-    ended = [process.exitcode for process in stirring[3:]]
-    assert set(ended) <= {0, -signal.SIGKILL}, "on a busy machine one may be done before it is killed"
-    assert -signal.SIGKILL in ended
+    try:
+        while len(list(tmp_path.glob("stirs-*"))) < len(stirring):
+            assert all(process.is_alive() for process in stirring)
+            time.sleep(0.005)
+        for victim in stirring[3:]:
+            time.sleep(0.25)
+            victim.kill()
+        time.sleep(0.25)
+    finally:
+        over.touch()
+        for process in stirring:
+            process.join()
+    assert [process.exitcode for process in stirring] == [0, 0, 0, -signal.SIGKILL, -signal.SIGKILL]
     store = ImageStore(tmp_path / "images")
     store.sweep()
     assert not [*store.folder.glob(f"{WORKPLACE}*"), *(store.folder / "layers").glob(".*")]

@@ -128,7 +128,7 @@ async def test_the_same_bytes_look_in_a_pane_as_tmux_captures_them(name: str, tm
                 stream.write(piece)
                 ours.feed(piece)
                 expected = "".join(f"{line}\n" for line in ours.lines())
-                for _ in range(100):
+                for _ in range(1200):
                     captured = tmux("capture-pane", "-p", "-S", "-")
                     if captured == expected:
                         break
