@@ -23,7 +23,7 @@ EXTRAS = {"return_token_ids": True, "return_routed_experts": True}
 
 
 def fetch(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=10) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         return json.load(response)
 
 

@@ -37,7 +37,7 @@ async def events(client, request):
 
 async def until(condition):
     """Waits for what another task brings about."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 

@@ -8,7 +8,7 @@ import pytest
 
 from components.config import SandboxConfig
 from components.errors import FaultCause, InfraFault, StopReason
-from components.harness import run_trial, verify_result
+from components.harness import RunningTime, run_trial, verify_result
 from components.records import AssertionOutcome
 from components.sandbox import SandboxSpec
 from tests.harness.parts import FakePolicy, PlainTask, answer, terse, trajectory
@@ -32,12 +32,12 @@ def task(tmp_path, script=OWN):
     return PlainTask(folder, SPEC)
 
 
-async def graded(backend, graded_task, *commands, timeout_s=10.0):
+async def graded(backend, graded_task, *commands, timeout_s=60.0):
     """The report on a box in which `commands` ran as root, and what is left of the box."""
     box = await backend.start(SPEC)
     try:
         for command in commands:
-            await box.exec(["/bin/bash", "-c", command], timeout_s=10)
+            await box.exec(["/bin/bash", "-c", command], timeout_s=60)
         return (await verify_result(box, graded_task, timeout_s=timeout_s)).report
     finally:
         await box.stop()
@@ -75,7 +75,7 @@ async def test_an_image_s_own_search_path_stays_behind_ours(backend, tmp_path):
     )
     spec = SandboxSpec(memory_mb=64, disk_mb=8, env={"PYTHONPATH": "/app/lib"})
     box = await backend.start(spec)
-    done = await verify_result(box, task(tmp_path, script), timeout_s=10)
+    done = await verify_result(box, task(tmp_path, script), timeout_s=60)
     assert done.report.outcome is True
     await box.stop()
 
@@ -99,8 +99,9 @@ async def test_a_working_directory_that_is_gone_fails_its_assertions(backend, tm
     ],
 )
 async def test_a_missing_verdict_is_a_fault_and_never_a_zero(backend, tmp_path, script, cause):
+    timeout_s = 1.0 if cause is FaultCause.VERIFIER_TIMEOUT else 60.0
     with pytest.raises(InfraFault) as raised:
-        await graded(backend, task(tmp_path, script), timeout_s=1.0)
+        await graded(backend, task(tmp_path, script), timeout_s=timeout_s)
     assert raised.value.cause is cause
 
 
@@ -125,17 +126,17 @@ echo '{"reward": 0}' > /logs/verifier/reward.json"""
     assert sorted(report.assertions.values()) == [AssertionOutcome.FAILED, AssertionOutcome.PASSED]
 
 
-def play(backend, played, policy, **changes):
-    agent_s = changes.pop("agent_s", 20.0)
+def play(backend, played, policy, time=None, **changes):
     return run_trial(
         played,
         trial_id="t",
         backend=backend,
         trajectory=trajectory(policy),
-        config=terse(**{"max_command_s": 2, "patience_s": 2, "echo": False} | changes),
+        config=terse(**{"max_command_s": 60, "patience_s": 60, "echo": False} | changes),
         sandbox=SandboxConfig(),
-        agent_timeout_s=agent_s,
-        verifier_timeout_s=10,
+        agent_timeout_s=100,
+        verifier_timeout_s=60,
+        time=time,
     )
 
 
@@ -147,9 +148,24 @@ async def test_a_trial_in_a_real_box_sees_its_shell_and_is_graded(backend, tmp_p
     assert trial.report.outcome is True
 
 
+class HangsAtLast(FakePolicy):
+    """The time of its trial is over soon after its last answer, whose command does not end."""
+
+    def __init__(self, *texts, time):
+        super().__init__(*texts)
+        self._time = time
+
+    async def answer(self, prompt, **limits):
+        written = await super().answer(prompt, **limits)
+        if not self.texts:
+            asyncio.get_running_loop().call_later(0.3, self._time.advance, 1000)
+        return written
+
+
 async def test_an_agent_that_hangs_is_timed_out_and_graded(backend, tmp_path):
-    policy = FakePolicy(answer("echo fig > word"), answer("sleep 30"))
-    trial = await play(backend, task(tmp_path), policy, max_command_s=30, patience_s=30, agent_s=0.5)
+    time = RunningTime()
+    policy = HangsAtLast(answer("echo fig > word"), answer("sleep 60"), time=time)
+    trial = await play(backend, task(tmp_path), policy, time)
     assert trial.stop is StopReason.AGENT_TIMEOUT
     assert trial.report.outcome is True
 
@@ -162,10 +178,11 @@ async def test_an_agent_that_leaves_its_shell_gave_up_and_is_graded(backend, tmp
 
 async def test_cancelled_trials_leave_no_box(backend, tmp_path):
     played = task(tmp_path)
-    running = [
-        asyncio.create_task(play(backend, played, FakePolicy(answer("sleep 30")), max_command_s=30)) for _ in range(8)
-    ]
-    await asyncio.sleep(0.4)
+    policies = [FakePolicy(answer("sleep 60")) for _ in range(8)]
+    running = [asyncio.create_task(play(backend, played, policy)) for policy in policies]
+    async with asyncio.timeout(100):
+        while not all(policy.prompts for policy in policies):
+            await asyncio.sleep(0.01)
     for trial in running:
         trial.cancel()
     ended = await asyncio.gather(*running, return_exceptions=True)

@@ -15,7 +15,6 @@ from components.config import PublishConfig
 from components.publish import open_publisher
 from components.sampler import ModelGeometry, SamplerServer, SGLangClient
 from tests.conformance.publisher_suite import FolderSource
-from tests.publish.test_publishers import TIMEOUT_S
 from tests.sampler.conftest import CONTEXT
 
 
@@ -46,7 +45,7 @@ class Tracked(FolderSource):
 
     def _measure(self) -> None:
         # A thread of gloo lets go of what it has sent a moment after it has said so.
-        until = time.monotonic() + 0.1
+        until = time.monotonic() + 10
         while self.alive > self.bound and time.monotonic() < until:
             time.sleep(0.001)
         self.most = max(self.most, self.alive)
@@ -60,7 +59,7 @@ async def test_a_publication_takes_no_more_than_its_bound_though_a_tensor_is_lar
     servers: list[SamplerServer], model_folder: Path, tmp_path: Path, bucket_bytes: int
 ) -> None:
     # sglang #8076/#10597, slime's 512 MiB buckets: memory ran out where all of the model was gathered for its update.
-    config = PublishConfig(method="collective", timeout_s=TIMEOUT_S, bucket_mb=bucket_bytes / 2**20)
+    config = PublishConfig(method="collective", timeout_s=100, bucket_mb=bucket_bytes / 2**20)
     publisher, tracked = open_publisher(config, tmp_path / "unused"), Tracked(model_folder, bucket_bytes)
     client = SGLangClient(servers[0].url, model=ModelGeometry.read(model_folder, CONTEXT), request_timeout_s=60)
     try:

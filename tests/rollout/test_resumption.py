@@ -267,15 +267,39 @@ class GradedView:
         pass
 
 
+AGENT_S = 1000.0
+
+
+class Overdue(FakeTerminal):
+    """Its trial's time is over as soon as a command hangs."""
+
+    def __init__(self, time):
+        super().__init__()
+        self._time = time
+
+    async def settle(self, duration_s, *, at_prompt):
+        if self._hanging:
+            self._time.advance(2 * AGENT_S)
+        return await super().settle(duration_s, at_prompt=at_prompt)
+
+
 class GradedBox(PlainBox):
+    def __init__(self, time):
+        super().__init__(1)
+        self.tty = Overdue(time)
+
     async def fork_view(self):
         self.tty.closed = True
         return GradedView()
 
 
 class GradedBackend(PlainBackend):
+    def __init__(self, time):
+        super().__init__()
+        self._time = time
+
     async def start(self, spec):
-        return self.boxes.setdefault("box1", GradedBox(1))
+        return self.boxes.setdefault("box1", GradedBox(self._time))
 
 
 class DiesGrading(Line):
@@ -292,13 +316,15 @@ class DiesGrading(Line):
 
 
 class Plays:
-    """Types once, then says what it is given, then thinks for ever."""
+    """Types once, then says what it is given, then thinks for ever, and its trial's time is over."""
 
-    def __init__(self, second):
+    def __init__(self, second, time):
         self._answers = [answer("one"), *second]
+        self._time = time
 
     async def answer(self, prompt, *, sampling, max_new_tokens):
         if not self._answers:
+            self._time.advance(2 * AGENT_S)
             await asyncio.sleep(3600)
         ids = np.asarray([*ByteTokenizer().encode(self._answers.pop(0)), SPECIALS[END]], np.int32)
         return Written(ids, np.full(len(ids), -0.5, np.float32), "stop", None, 0, 3)
@@ -309,12 +335,12 @@ class NobodyAsks:
         raise AssertionError("the agent had ended")
 
 
-def graded_trial(folder, host, link, policy):
+def graded_trial(folder, host, link, policy, time):
     """One process's part of a trial; its trial, or None when it was killed."""
 
     async def run():
         hosts = Hosts({"here": HostBackend(link, await host._claim(), None)}, None)
-        interrupted, time = Interrupted(Journals(folder)), RunningTime()
+        interrupted = Interrupted(Journals(folder))
         interrupted.find(hosts.held, 3)
         assert interrupted.lost == {}
         past = interrupted.open(TRIAL, 1, time)
@@ -326,8 +352,8 @@ def graded_trial(folder, host, link, policy):
                 trajectory=trajectory(past.answering(policy)),
                 config=CONFIG,
                 sandbox=SandboxConfig(),
-                agent_timeout_s=0.05,
-                verifier_timeout_s=5,
+                agent_timeout_s=AGENT_S,
+                verifier_timeout_s=60,
                 time=time,
                 ending=past,
             )
@@ -350,13 +376,14 @@ def graded_trial(folder, host, link, policy):
 @pytest.mark.parametrize("lines", [0, 1, 3, 5])
 def test_a_trial_that_was_being_graded_is_graded_after_a_kill_and_its_agent_stays_ended(tmp_path, second, stop, lines):
     """It once went on as an agent, in a box whose processes had been ended, where its deadline had passed."""
-    backend = GradedBackend()
+    time = RunningTime()
+    backend = GradedBackend(time)
     host = Host(backend, "", 0, deque())
-    assert graded_trial(tmp_path, host, DiesGrading(host, lines), Plays(second)) is None
+    assert graded_trial(tmp_path, host, DiesGrading(host, lines), Plays(second, time), time) is None
     (box,) = backend.boxes.values()
     typed = list(box.tty.sent)
-    assert graded_trial(tmp_path, host, DiesGrading(host, lines), NobodyAsks()) is None
-    done = graded_trial(tmp_path, host, Line(host, Fuse()), NobodyAsks())
+    assert graded_trial(tmp_path, host, DiesGrading(host, lines), NobodyAsks(), RunningTime()) is None
+    done = graded_trial(tmp_path, host, Line(host, Fuse()), NobodyAsks(), RunningTime())
     assert (done.stop, done.fault, done.report.outcome) == (stop, None, True)
     assert len(done.turns) == 1 + len(second)
     assert box.tty.sent == typed == ["one\n", "hang\n"][: 2 if second[:1] == [answer("hang")] else 1]
@@ -438,7 +465,7 @@ async def test_what_an_earlier_process_spent_counts_for_the_deadlines(tmp_path):
     with pytest.raises(TimeoutError):
         await go_on()
     assert limit.expired
-    assert 90 <= time.running_s < 100
+    assert 90 <= time.running_s < 170, "they count once"
 
 
 def test_an_answer_to_another_prompt_is_refused(tmp_path):

@@ -44,7 +44,8 @@ class FakeServer:
     def __init__(self) -> None:
         self.answer: dict[str, Any] = good_answer()
         self.status = 200
-        self.delay_s = 0.0
+        self.free = asyncio.Event()
+        self.free.set()
         self.bodies: list[dict[str, Any]] = []
         self.flush_refusals = 0
         self.sessions: int | None = 0
@@ -65,7 +66,7 @@ class FakeServer:
 
     async def generate(self, request: web.Request) -> web.Response:
         self.bodies.append(await request.json())
-        await asyncio.sleep(self.delay_s)
+        await self.free.wait()
         return web.json_response(self.answer, status=self.status)
 
     async def accept(self, request: web.Request) -> web.Response:
@@ -111,7 +112,7 @@ async def client(fake: FakeServer) -> AsyncIterator[SGLangClient]:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = runner.addresses[0][1]
-    client = SGLangClient(f"http://127.0.0.1:{port}/", model=GEOMETRY, request_timeout_s=0.5)
+    client = SGLangClient(f"http://127.0.0.1:{port}/", model=GEOMETRY, request_timeout_s=60)
     yield client
     await client.close()
     await runner.cleanup()
@@ -240,24 +241,28 @@ async def test_an_answer_that_is_not_whole_is_a_sampler_fault(
     assert raised.value.cause is FaultCause.SAMPLER
 
 
-async def test_an_abort_that_the_caller_asked_for_is_returned(fake: FakeServer, client: SGLangClient) -> None:
-    fake.delay_s = 0.2
-    aborted(fake.answer)
+async def drawn_while_all_are_aborted(fake: FakeServer, client: SGLangClient) -> Generation:
+    """An answer that the server has begun before an abort, and gives after it."""
+    fake.free.clear()
     running = asyncio.create_task(draw(client))
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while not fake.bodies:
+            await asyncio.sleep(0.001)
     await client.abort_all()
-    answer = await running
+    fake.free.set()
+    return await running
+
+
+async def test_an_abort_that_the_caller_asked_for_is_returned(fake: FakeServer, client: SGLangClient) -> None:
+    aborted(fake.answer)
+    answer = await drawn_while_all_are_aborted(fake, client)
     assert (answer.finish_reason, len(answer.output_ids)) == ("abort", 3)
 
 
 async def test_an_abort_in_the_queue_has_no_routing(fake: FakeServer, client: SGLangClient) -> None:
-    fake.delay_s = 0.2
     reason = {"type": "abort", "message": "Abort in waiting queue"}
     fake.answer = {"output_ids": [], "meta_info": {"finish_reason": reason, "weight_version": "4"}}
-    running = asyncio.create_task(draw(client))
-    await asyncio.sleep(0.05)
-    await client.abort_all()
-    answer = await running
+    answer = await drawn_while_all_are_aborted(fake, client)
     assert answer.routing is None
     assert len(answer.output_ids) == 0
 
@@ -279,9 +284,11 @@ async def test_what_sglang_would_die_of_is_never_sent(fake: FakeServer, client: 
 
 
 async def test_silence_ends_at_the_deadline(fake: FakeServer, client: SGLangClient) -> None:
-    fake.delay_s = 5.0
-    with pytest.raises(InfraFault, match=r"/generate: no answer within 0\.5 s"):
-        await draw(client)
+    fake.free.clear()
+    hurried = SGLangClient(client.url, model=GEOMETRY, request_timeout_s=0.2)
+    with pytest.raises(InfraFault, match=r"/generate: no answer within 0\.2 s"):
+        await draw(hurried)
+    await hurried.close()
 
 
 async def test_refusals_and_closed_ports_are_sampler_faults(fake: FakeServer, client: SGLangClient) -> None:

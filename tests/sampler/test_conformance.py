@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,21 @@ from tests.conformance.publisher_suite import PublisherSuite
 from tests.conformance.sampler_suite import SamplerSuite, Wire, tokens
 from tests.sampler.conftest import CONTEXT, SLOTS, Oracle
 from tests.sampler.real import SGLANG, START_TIMEOUT_S, real_sglang
+
+
+async def running(wire: Wire) -> int:
+    """How many requests the embedded server's engine has."""
+    return int((await wire.get("/server_info"))[1]["internal_states"][0]["running"])
+
+
+async def begun(wire: Wire, new: int) -> asyncio.Task[Any]:
+    """A request that the engine has taken up."""
+    while True:
+        asked = asyncio.create_task(wire.generate(tokens(1, 5), new=new))
+        while not asked.done():
+            if await running(wire):
+                return asked
+            await asyncio.sleep(0.001)
 
 
 class TestEmbedded(SamplerSuite):
@@ -53,28 +69,33 @@ class TestEmbedded(SamplerSuite):
             assert response.status == 400
 
     async def test_a_client_that_hangs_up_frees_its_slot(self, wire: Wire) -> None:
-        async def running() -> int:
-            return (await wire.get("/server_info"))[1]["internal_states"][0]["running"]
+        async def frozen() -> asyncio.Task[Any]:
+            """A request that cannot end by itself."""
+            while True:
+                asked = await begun(wire, CONTEXT - 20)
+                await wire.post("/pause_generation", mode="in_place")
+                if await running(wire):
+                    return asked
+                await wire.post("/continue_generation")
+                await asked
 
-        task = asyncio.create_task(wire.generate(tokens(1, 5), new=CONTEXT - 20))
-        await self.busy(wire)
-        task.cancel()
-        for _ in range(20):
-            await asyncio.sleep(0.01)
-            if await running() == 0:
-                return
-        raise AssertionError("the request still runs")
+        try:
+            async with asyncio.timeout(60):
+                (await frozen()).cancel()
+                while await running(wire):
+                    await asyncio.sleep(0.001)
+        finally:
+            await wire.post("/continue_generation")
 
     async def test_an_update_without_a_pause_waits_for_what_runs(
         self, wire: Wire, folder: Path, oracle: Oracle
     ) -> None:
         before = (await wire.get("/model_info"))[1]["weight_version"]
-        running = asyncio.create_task(wire.generate(tokens(1, 5), new=200))
-        await self.busy(wire)
+        asked = await begun(wire, 200)
         status, _ = await wire.post("/update_weights_from_disk", model_path=str(folder), weight_version="33")
         assert status == 200
-        assert running.done()
-        body = (await running)[1]
+        assert await running(wire) == 0
+        body = (await asked)[1]
         assert body["meta_info"]["completion_tokens"] == 200
         assert body["meta_info"]["weight_version"] == before
         assert (await wire.generate(tokens(1, 5)))[1]["meta_info"]["weight_version"] == "33"
