@@ -38,8 +38,13 @@ sglang: install  ## the stock SGLang wheel on this CPU against the suites that t
 properties: install  ## the property tests on new examples; one that fails is told with how to repeat it
 	@$(PY) -m pytest -m "hypothesis and not nightly" --hypothesis-profile=drawn $(ARGS)
 
-nightly: sglang  ## the tests that `make test` has no time for, and a real SGLang
-	@$(PY) -m pytest -m nightly $(ARGS)
+layouts: install  ## the trainer in layouts of two and four processes against one
+	@$(PY) -m pytest -m nightly tests/trainer/test_four_ranks.py tests/trainer/test_layouts.py \
+		tests/trainer/test_hybrid_layouts.py $(ARGS)
+
+nightly: install  ## the tests that `make test` has no time for, a real SGLang, and new examples; all, whichever fails
+	@code=0; $(MAKE) sglang || code=1; $(PY) -m pytest -m nightly $(ARGS) || code=1; \
+		$(MAKE) properties ARGS= || code=1; exit $$code
 
 image: install  ## a root file system for the FROM of Harbor tasks, by debootstrap, as root (430 MB, a minute)
 	@$(PY) -m components.sandbox.base_image --into $(IMAGES) $(addprefix --name ,$(IMAGE_NAMES)) \

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -214,14 +214,28 @@ class Cluster:
             tail.append(info.message or "(no output)")
         raise JobFailed(submission_id, words, "\n".join(tail), _failure(status, code))
 
-    def stop(self, submission_id: str, *, wait_s: float = STOP_GRACE_S + 5) -> None:
-        """Asks a job to stop (SIGTERM, after the grace SIGKILL) and waits until it has."""
-        self._client.stop_job(submission_id)
+    def stop(self, submission_ids: Sequence[str], *, wait_s: float = STOP_GRACE_S + 5) -> None:
+        """Asks jobs to stop (SIGTERM, after the grace SIGKILL), all before it waits for any, and waits until they have.
+
+        Raises:
+            ServiceError: names each that may still run.
+        """
+        problems: list[str] = []
+        waited: list[str] = []
+        for submission_id in submission_ids:
+            try:
+                self._client.stop_job(submission_id)
+                waited.append(submission_id)
+            except (RuntimeError, OSError) as error:
+                problems.append(f"Ray job {submission_id} cannot be stopped: {error}")
         deadline = time.monotonic() + wait_s
-        while (status := self._status(submission_id)) is not None and not status.is_terminal():
+        while waited := [each for each in waited if not self._has_ended(each)]:
             if time.monotonic() > deadline:
-                raise ServiceError(f"Ray job {submission_id} did not stop within {wait_s:.0f} s")
+                problems += [f"Ray job {each} did not stop within {wait_s:.0f} s" for each in waited]
+                break
             time.sleep(0.2)
+        if problems:
+            raise ServiceError("\n".join(problems))
 
     def running(self) -> list[RunningJob]:
         """The unfinished jobs that were submitted through this class."""
@@ -267,21 +281,31 @@ class Cluster:
                 return None
             raise
 
+    def _has_ended(self, submission_id: str) -> bool:
+        """Whether Ray says so."""
+        try:
+            status = self._status(submission_id)
+        except (RuntimeError, OSError):
+            return False  # It does not answer.
+        return status is None or status.is_terminal()
+
     def _until_ended(
         self, spec: JobSpec, submission_id: str, drain: Callable[[], None], tick: Callable[[], None]
     ) -> JobStatus | None:
         """Polls until the job is terminal or unknown to Ray."""
-        started = answered = ticked = time.monotonic()
+        started = ticked = time.monotonic()
         asked, done = -math.inf, False
+        silent_since: float | None = None  # A `tick` may take long, in which Ray is not asked.
         while True:
             now = time.monotonic()
             if done or now - asked >= _POLL_S:
                 asked = now
                 try:
                     status = self._status(submission_id)
-                    answered = now
-                except (ConnectionError, RuntimeError, OSError) as error:
-                    if now - answered > self._patience_s:
+                    silent_since = None
+                except (RuntimeError, OSError) as error:
+                    silent_since = now if silent_since is None else silent_since
+                    if now - silent_since > self._patience_s:
                         raise ServiceError(f"Ray has not answered for {self._patience_s:.0f} s: {error}") from error
                 else:
                     if status is None or status.is_terminal():

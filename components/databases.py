@@ -31,7 +31,7 @@ def unreachable(address: str) -> str | None:
             asyncio.run(_connect_async(address))
         else:
             _connect(address, {"connect_timeout": CONNECT_S})
-    except (SQLAlchemyError, OSError, ValueError) as error:
+    except (SQLAlchemyError, OSError, ValueError, TypeError) as error:  # TypeError: an option that the driver lacks.
         cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
         told = " ".join(str(cause).split()) or type(cause).__name__
         return hidden(told, address)

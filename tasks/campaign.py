@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from components.artifacts import ArtifactStore
-from components.config import CampaignConfig
+from components.config import CampaignConfig, validate
 from components.errors import ConfigError
 from components.naming import campaign_key
 from components.planner import require
@@ -40,11 +40,19 @@ def check_claim(config: CampaignConfig, store: ArtifactStore) -> None:
     """
     if not store.exists(key := claim_key(campaign_name(config))):
         return
-    differences = _differences(store.get_json(key)["config"], config.model_dump(mode="json"))
+    differences = _differences(_as_today(store.get_json(key)["config"], key), config.model_dump(mode="json"))
     if differences:
         name = campaign_name(config)
         advice = f"campaign {name} exists with another configuration; choose another name (name=…), or delete it"
         raise ConfigError([advice, *differences], "configuration")
+
+
+def _as_today(document: dict[str, Any], key: str) -> dict[str, Any]:
+    """A stored configuration with the defaults of keys that came later; as it stands where it has one that is gone."""
+    try:
+        return validate(document, key).model_dump(mode="json")
+    except ConfigError:
+        return document
 
 
 def claim_key(name: str) -> str:

@@ -20,7 +20,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.logging.loggers import task_run_logger
 
 from components.artifacts import ArtifactStore
-from components.cluster import Cluster, JobSpec
+from components.cluster import Cluster, JobSpec, RunningJob
 from components.config import CampaignConfig
 from components.errors import LongshellError, failure_of
 from tasks import tracking
@@ -116,16 +116,22 @@ def stop_jobs(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
 
 
 def stop_followed(flow_run_id: str) -> list[str]:
-    """Stops the unfinished jobs that a flow run submitted or attached to; gives their submission ids."""
+    """Stops the unfinished jobs that a flow run submitted or attached to; gives their submission ids.
+
+    Raises:
+        ServiceError: names each that may still run.
+    """
     site = Site.current()
     store = site.store()
     cluster = site.cluster(store)
-    stopped = []
-    for job in cluster.running():
-        if store.exists(f"campaigns/{job.metadata.get('campaign')}/jobs/{job.base}/followers/{flow_run_id}.json"):
-            cluster.stop(job.id)
-            stopped.append(job.id)
-    return stopped
+
+    def followed(job: RunningJob) -> bool:
+        place = f"campaigns/{job.metadata.get('campaign')}/jobs/{job.base}/followers/{flow_run_id}.json"
+        return store.exists(place)
+
+    jobs = [job.id for job in cluster.running() if followed(job)]
+    cluster.stop(jobs)
+    return jobs
 
 
 def _follow(

@@ -15,6 +15,8 @@ _SERVERS = {
     "mlflow": ("MLFLOW_TRACKING_URI", "health"),
 }
 """Of every server that may be given: the variable that names it, and a page below it."""
+_OF_A_PROXY = (502, 503, 504)
+"""What a proxy says of a server that is away."""
 
 
 def away(site: Site) -> list[str]:
@@ -40,9 +42,9 @@ def require_given(site: Site) -> None:
 
 
 def _silent(address: str, page: str) -> str | None:
-    """Why nothing is heard from a server. Whatever it answers is an answer: its clients know what to make of it."""
+    """Why nothing is heard from a server. What it answers itself is an answer: its clients know what to make of it."""
     try:
-        httpx.get(f"{address.rstrip('/')}/{page}", timeout=CONNECT_S)
+        answer = httpx.get(f"{address.rstrip('/')}/{page}", timeout=CONNECT_S)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return hidden(str(error) or type(error).__name__, address)
-    return None
+    return f"{answer.status_code} {answer.reason_phrase}" if answer.status_code in _OF_A_PROXY else None

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -30,7 +31,7 @@ from tasks.space import explaining, require
 from tasks.stack import settings
 from tasks.stack.supervisor import Stack
 from tasks.summary import finished
-from tasks.terminal import EXIT_INTERRUPTED, quiet, tell
+from tasks.terminal import EXIT_INTERRUPTED, brief, quiet, tell
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 """What ends a process from outside: a service manager, a terminal that is closed."""
@@ -88,10 +89,10 @@ def _run(flow: Flow[..., Any], config: CampaignConfig, site: Site, stack: Stack)
         try:
             flow.with_options(on_running=[interrupts.arm])(config)
         except (KeyboardInterrupt, SystemExit, Exception):
-            if not interrupts.join():
+            if (told := interrupts.outcome()) is None:
                 raise
-            # Whatever the flow made of it: its jobs were stopped.
-            print("interrupted; the Ray jobs of this run are stopped, the same command continues", file=sys.stderr)
+            # Whatever the flow made of it.
+            print(f"interrupted; {told}, the same command continues", file=sys.stderr)
             return EXIT_INTERRUPTED
         finally:
             for sender in (APILogWorker, EventsWorker):  # While there is still a server to send to.
@@ -119,7 +120,7 @@ class _Interrupts:
 
     def __init__(self) -> None:
         self._flow_run: str | None = None
-        self._stopping: threading.Thread | None = None
+        self._stopping: Future[list[str]] | None = None
 
     def arm(self, flow: Any, flow_run: Any, state: Any) -> None:
         """The flow's `on_running` hook."""
@@ -128,15 +129,26 @@ class _Interrupts:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._interrupt)
 
-    def join(self) -> bool:
-        """Whether there was an interrupt; waits until the jobs have ended."""
+    def outcome(self, within_s: float = 60.0) -> str | None:
+        """What became of the jobs, in words; None when there was no interrupt. Waits until they have ended."""
         if self._stopping is None:
-            return False
-        self._stopping.join(timeout=60.0)
-        return True
+            return None
+        try:
+            self._stopping.result(timeout=within_s)
+        except Exception as error:  # The boundary: what kept the jobs from being stopped is told.
+            reason = "that takes too long" if isinstance(error, TimeoutError) else brief(error)
+            return f"the Ray jobs of this run may still run ({reason})"
+        return "the Ray jobs of this run are stopped"
 
     def _interrupt(self, signum: int, frame: FrameType | None) -> None:
         if self._stopping is None and self._flow_run is not None:
-            self._stopping = threading.Thread(target=stop_followed, args=(self._flow_run,), daemon=True)
-            self._stopping.start()
+            self._stopping = Future()
+            threading.Thread(target=self._stop, args=(self._stopping, self._flow_run), daemon=True).start()
             raise KeyboardInterrupt
+
+    @staticmethod
+    def _stop(stopping: Future[list[str]], flow_run: str) -> None:
+        try:
+            stopping.set_result(stop_followed(flow_run))
+        except BaseException as error:  # The boundary of a thread: `outcome` tells.
+            stopping.set_exception(error)

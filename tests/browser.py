@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from selenium import webdriver
-from selenium.common.exceptions import TimeoutException
+from selenium.common.exceptions import StaleElementReferenceException, TimeoutException, WebDriverException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -18,7 +18,7 @@ CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
 needs_browser = pytest.mark.skipif(
     not (CHROMIUM.exists() and DRIVER.exists()), reason=f"needs {CHROMIUM} and {DRIVER} (apt: chromium chromium-driver)"
 )
-WAIT_S = 60.0
+WAIT_S = 120.0
 """For a page of Prefect on a machine that is busy with everything else."""
 PRESSES = 4
 """How often a button is pressed that does nothing: a page may swallow a click while it is being drawn again."""
@@ -38,7 +38,7 @@ class Page:
         ):
             options.add_argument(argument)
         self.driver = webdriver.Chrome(options, webdriver.ChromeService(str(DRIVER)))
-        self._wait = WebDriverWait(self.driver, WAIT_S)
+        self._wait = WebDriverWait(self.driver, WAIT_S, ignored_exceptions=[StaleElementReferenceException])
 
     def find(self, xpath: str) -> WebElement:
         def shown(driver: webdriver.Chrome) -> WebElement | None:
@@ -51,10 +51,11 @@ class Page:
         xpath = f"//button[normalize-space()='{button}']"
         self.find(xpath)
         for _ in range(PRESSES):
-            shown = [item for item in self.driver.find_elements(By.XPATH, xpath) if item.is_displayed()]
+            shown = self.driver.find_elements(By.XPATH, xpath)
             if not shown:
                 break
-            shown[0].click()
+            with suppress(WebDriverException):  # Drawn again between the look and the click, or hidden for a moment.
+                shown[0].click()
             with suppress(TimeoutException):
                 self._wait.until(lambda driver: until())
                 return

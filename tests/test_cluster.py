@@ -153,9 +153,10 @@ def test_a_job_that_ray_has_forgotten_is_lost_and_runs_again_under_the_next_name
     assert (submission.id, submission.attached) == (f"{job.base}-r1", False)
     assert cluster.submit(job, {}).attached
     eventually(lambda: trace(job) == ["began"])
-    (running,) = cluster.running()
+    (running,) = [each for each in cluster.running() if each.base == job.base]
     assert (running.id, running.base, running.metadata) == (submission.id, job.base, {"stage": "lost"})
-    cluster.stop(submission.id)
+    with pytest.raises(ServiceError, match="Ray job nobody cannot be stopped"):
+        cluster.stop(["nobody", submission.id])
     assert trace(job) == ["began", "stopped"]
     with pytest.raises(JobFailed, match="STOPPED") as stopped:
         cluster.follow(job, submission.id, lambda line: None, lambda: None)

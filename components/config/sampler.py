@@ -151,7 +151,7 @@ class SamplerConfig(Section):
     """Prompt tokens computed in one step; bounds how long decoding sequences wait."""
     threads: int = Field(1, ge=1)
     """Torch threads of the embedded server."""
-    start_timeout_s: float = Field(60.0, gt=0)
+    start_timeout_s: float = Field(300.0, gt=0)
     request_timeout_s: float = Field(600.0, gt=0)
     """Deadline of one generation, and how long one waits for a replica. Must exceed the longest pause."""
     health: HealthConfig = HealthConfig()

@@ -47,14 +47,14 @@ def main() -> int:
 
 
 def _up(stack: Stack, site: Site) -> None:
-    """All that is not given, with the deployments installed; or, when anything fails, no more than ran before."""
+    """All that is not given, with the deployments installed; when anything fails, nothing outlives what ran before."""
     from tasks.stack.provision import provision
 
     print("starting the stack (half a minute; longer the first time)", file=sys.stderr, flush=True)
     require_given(site)
     found = stack.running()
     ours = [name for name in SERVICES if name not in site.given]
-    stack.up(ours, pin=True)
+    stack.up(ours, pin=False)
     try:
         values = settings.environment(site)
         settings.apply(values)

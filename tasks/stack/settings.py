@@ -32,6 +32,7 @@ FIXED = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     # MLflow would ask a server that is away for four minutes, in which nobody follows the job. Flow tasks try again.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     # Lines of a job's log carry no colour codes and are not dropped as duplicates.
     "RAY_COLOR_PREFIX": "0",
     "RAY_DEDUP_LOGS": "0",

@@ -102,10 +102,8 @@ def test_the_form_in_the_browser_starts_a_campaign_as_it_was_filled_in_and_a_can
     page: Page, client: SyncPrefectClient, environment: Mapping[str, str], held: None
 ) -> None:
     before = trace()
-    page.driver.get(environment["PREFECT_API_URL"].removesuffix("/api") + "/deployments")
-    page.find("//a[normalize-space()='campaign'][contains(@href, '/deployments/deployment/')]").click()
-    page.find("//button[normalize-space()='Run']").click()
-    page.find("//*[normalize-space()='Custom run']").click()
+    form = f"/deployments/deployment/{client.read_deployment_by_name(CAMPAIGN).id}/run"
+    page.driver.get(environment["PREFECT_API_URL"].removesuffix("/api") + form)
     page.change("Seed", str(MINIATURE.seed), str(ASKED.seed))
     page.change("Legs", str(MINIATURE.rl.legs), str(ASKED.rl.legs))
     page.press("Submit", until=lambda: bool(runs_of(CAMPAIGN, client)))

@@ -6,6 +6,7 @@ begun with the session, and `test_faults.py` looks at it when the session comes 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable
@@ -47,7 +48,8 @@ def _abandon() -> UUID:
     worker = psutil.Process(services.worker())
     processes = [worker, *worker.children(recursive=True)]
     for process in processes:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(processes, timeout=10)
     services.worker()
     return run
@@ -64,7 +66,7 @@ def heartbeats(client: SyncPrefectClient, run: UUID) -> int:
     return int(client.request("POST", "/events/filter", json={"filter": asked}).json()["total"])
 
 
-def eventually(condition: Callable[[], bool], within_s: float = 120.0) -> None:
+def eventually(condition: Callable[[], bool], within_s: float = 400.0) -> None:
     """Waits for a condition."""
     deadline = time.monotonic() + within_s
     while not condition():

@@ -25,7 +25,7 @@ def test_a_run_that_is_started_again_while_its_process_lives_goes_on_in_that_pro
         run = client.create_flow_run_from_deployment(deployment.id, parameters={"config": config}).id
         abandoned.eventually(lambda: any("submitted Ray job" in line for line in log_of(client, run)))
         client.set_flow_run_state(run, AwaitingRetry(), force=True)
-        abandoned.eventually(lambda: any("runs this flow run already" in line for line in log_of(client, run)), 200)
+        abandoned.eventually(lambda: any("runs this flow run already" in line for line in log_of(client, run)))
         hold.unlink()
         abandoned.eventually(lambda: client.read_flow_run(run).state.is_final())
         assert client.read_flow_run(run).state.is_completed(), log_of(client, run)

@@ -151,7 +151,7 @@ def test_an_interrupt_stops_the_jobs_of_the_run(campaign: Campaign) -> None:
     process = campaign.start(name="curate")
     eventually(lambda: "begin curate-0" in campaign.trace())
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=300) == 130
     eventually(lambda: "stopped curate-0" in campaign.trace(), within_s=10)
     assert "the same command continues" in campaign.errors()
 

@@ -20,7 +20,7 @@ from tests import services
 from tests.flows import abandoned
 from tests.flows.test_campaign import eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 HELD = """
 from prefect import flow
@@ -62,10 +62,10 @@ def test_a_deployed_campaign_is_suspended_and_resumed_with_every_stage_run_once(
     with SyncPrefectClient(api=values["PREFECT_API_URL"]) as client:
         deployment = client.read_deployment_by_name("campaign/campaign")
         run = client.create_flow_run_from_deployment(deployment.id, parameters={"config": config}).id
-        abandoned.eventually(lambda: client.read_flow_run(run).state_name == "Suspended", 200)
+        abandoned.eventually(lambda: client.read_flow_run(run).state_name == "Suspended")
         with temporary_settings({PREFECT_API_URL: values["PREFECT_API_URL"]}):
             resume_flow_run(run)
-        abandoned.eventually(lambda: client.read_flow_run(run).state.is_final(), 200)
+        abandoned.eventually(lambda: client.read_flow_run(run).state.is_final())
         states = [state.name for state in client.read_flow_run_states(run)]
     assert states[-1] == "Completed"
     assert states.count("Suspended") == 1, states

@@ -163,7 +163,7 @@ def test_a_server_that_does_not_answer_is_named_by_its_variable_before_anything_
     assert "PREFECT_API_URL: http://***@127.0.0.1:1/api cannot be used: " in told
     assert "correct its address" in told
     assert "hunter2" not in told
-    assert not (tmp_path / "home" / "stack").exists(), "nothing was started"
+    assert not (tmp_path / "home" / "stack" / "state.json").exists(), "nothing was started"
 
 
 def test_addresses_that_no_driver_understands_are_told_in_words_without_a_password() -> None:

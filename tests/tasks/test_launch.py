@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -113,6 +114,35 @@ def test_who_is_told_to_end_while_services_start_leaves_none_of_them(
     assert [one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in started] == [False]
     assert not (home / "stack" / "state.json").exists()
     assert signal.signal(number, before) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    ("meets", "told"),
+    [
+        (None, "the Ray jobs of this run are stopped"),
+        (ServiceError("Ray job x did not stop"), "the Ray jobs of this run may still run (Ray job x did not stop)"),
+    ],
+)
+def test_an_interrupt_says_what_became_of_the_jobs(
+    monkeypatch: pytest.MonkeyPatch, meets: Exception | None, told: str
+) -> None:
+    def stop(flow_run: str) -> list[str]:
+        if meets is not None:
+            raise meets
+        return [flow_run]
+
+    monkeypatch.setattr(launch, "stop_followed", stop)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    interrupts = launch._Interrupts()
+    assert interrupts.outcome() is None
+    interrupts.arm(None, SimpleNamespace(id="run"), None)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert interrupts.outcome() == told
 
 
 def test_only_a_fault_of_the_program_comes_with_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from tasks.plan import course, require_ready, require_sound
 from tasks.site import Site
 from tasks.stack.process import Identity
 from tasks.stack.supervisor import Record
+from tests.answering import answering
 from tests.buckets import Server, bucket_server, s3_server
 from tests.disks import small_disk
 
@@ -200,8 +201,13 @@ def test_what_a_campaign_would_lack_on_this_machine_is_told_beside_its_plan_and_
     config = load(MINIATURE, ASKING)
     with pytest.raises(ConfigError, match="JUDGE_API_KEY"):
         require_ready(config, Site.current())
-    monkeypatch.setenv("LONGSHELL_RAY_JOBS", "http://ray:8265")
-    assert "would be refused" not in dry_run(capsys, MINIATURE, *ASKING)[1], "a cluster may have what this one has not"
+    with answering() as ray:
+        monkeypatch.setenv("LONGSHELL_RAY_JOBS", ray)
+        text = dry_run(capsys, MINIATURE, *ASKING)[1]
+    assert "would be refused" not in text, "a cluster may have what this one has not"
+    refused = dry_run(capsys, MINIATURE, *ASKING)[1]
+    assert "A start from here would be refused. this machine: 1 problem" in refused
+    assert f"LONGSHELL_RAY_JOBS: {ray} cannot be used: " in refused
     assert not home.exists()
 
 

@@ -26,6 +26,7 @@ from tasks.stack.process import Identity
 from tasks.stack.services import Service, answers
 from tasks.stack.settings import WORK_POOL
 from tasks.stack.supervisor import Stack
+from tests.answering import answering
 
 SERVER = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]))"
 FLAKY = "import pathlib, sys; flag = pathlib.Path(sys.argv[2]); flag.exists() or sys.exit(flag.touch());" + SERVER
@@ -192,8 +193,16 @@ def test_a_user_who_waits_for_the_lock_finds_the_services_of_the_first(stack: St
 def test_services_that_are_given_are_used_by_up_and_not_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    given = {"PREFECT_API_URL": "http://prefect:4200/api", "MLFLOW_TRACKING_URI": "http://mlflow:5000"}
-    site = Site.current({"LONGSHELL_HOME": str(tmp_path), **given})
+    with answering() as prefect, answering() as mlflow:
+        given = {"PREFECT_API_URL": f"{prefect}/api", "MLFLOW_TRACKING_URI": mlflow}
+        site = Site.current({"LONGSHELL_HOME": str(tmp_path), **given})
+        up_with_what_is_given(site, monkeypatch)
+    shown = capfd.readouterr().out
+    assert f"Prefect  {prefect}\n" in shown
+    assert f"MLflow   {mlflow}\n" in shown
+
+
+def up_with_what_is_given(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     builders = {name: serving(name, SERVER) for name in services.BUILDERS}
     monkeypatch.setattr(stack_command, "Stack", partial(Stack, builders=builders))
@@ -206,10 +215,7 @@ def test_services_that_are_given_are_used_by_up_and_not_started(
         assert sorted(Stack(site, print).running()) == ["ray", "worker"]
     finally:
         Stack(site, print).down()
-    assert told == ["http://prefect:4200/api"]
-    shown = capfd.readouterr().out
-    assert "Prefect  http://prefect:4200\n" in shown
-    assert "MLflow   http://mlflow:5000\n" in shown
+    assert told == [site.given["prefect"]]
 
 
 def test_a_database_of_mlflow_is_no_server_that_is_given() -> None:

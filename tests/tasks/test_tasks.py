@@ -42,6 +42,14 @@ def test_one_name_stands_for_one_configuration(store: LocalStore) -> None:
     with pytest.raises(ConfigError, match=r"(?s)choose another name.*rl\.legs: was \d+, is 9"):
         campaign.claim(miniature("rl.legs=9"), store)
     campaign.claim(miniature("rl.legs=9", "name=other"), store)
+    key = campaign.claim_key("miniature-s1")
+    older = store.get_json(key)
+    del older["config"]["rollout"]["reattach_s"]
+    store.put_json(key, older)
+    campaign.check_claim(miniature(), store)  # It was begun before there was such a key.
+    store.put_json(key, {**older, "config": {**older["config"], "gone": 1}})
+    with pytest.raises(ConfigError, match="gone: was 1, is None"):
+        campaign.check_claim(miniature(), store)
     campaign.claim(miniature("seed=2"), store)
 
 
