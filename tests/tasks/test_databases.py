@@ -171,6 +171,7 @@ def test_addresses_that_no_driver_understands_are_told_in_words_without_a_passwo
         reason = unreachable(address)
         assert reason
         assert "hunter2" not in reason
+    assert "sslmode" in str(unreachable("postgresql+asyncpg://u:hunter2@127.0.0.1:1/x?sslmode=require"))
     assert unreachable("sqlite:////nowhere/x.db") is None
     assert unreachable("http://127.0.0.1:1") is None
 
