@@ -146,7 +146,7 @@ def _is_whole(folder: Path, manifest: manifests.Manifest) -> bool:
 def _measured(tree: Path) -> tuple[float, int, Path]:
     """When a folder was used, and its bytes; zeros when another process has just removed it."""
     try:
-        size = sum((tree / path).stat().st_size for path in manifests.files_below(tree))
+        size = sum((tree / path).stat().st_size for path in manifests.contents_of(tree).files)
         return tree.stat().st_mtime, size, tree
     except FileNotFoundError:
         return 0.0, 0, tree

@@ -112,7 +112,9 @@ class LocalStore:
         with self._clear_errors("write", key), self._scratch(key) as (home, scratch):
             tree, listing = scratch / "tree", scratch / "manifest"
             tree.mkdir(parents=True)
-            manifest = {path: _copy(folder / path, tree / path) for path in manifests.files_below(folder)}
+            contents = manifests.contents_to_keep(folder)
+            manifest = contents.with_digests({path: _copy(folder / path, tree / path) for path in contents.files})
+            manifests.lay(manifest, tree)
             data = manifests.dump(manifest)
             listing.write_bytes(data)
             _sync(listing)

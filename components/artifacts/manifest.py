@@ -1,7 +1,9 @@
-"""Digest manifests: which files a stored folder has, and what is in them.
+"""Digest manifests: what a stored folder has, and what is in its files.
 
-The digest of a folder is the digest of its manifest, so that one short name stands for every byte below it. A manifest
-may be a stranger's: every path in one that was read lies below the folder.
+The digest of a folder is the digest of its manifest, so that one short name stands for every byte below it. Links that
+stay within the folder are kept as links, and folders with nothing in them as such: a task's digest covers both. A
+manifest may be a stranger's: whatever one that was read names lies below the folder, no link in it leads out, and
+nothing lies below a link.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,16 +32,71 @@ class FileDigest:
     executable: bool
 
 
-Manifest = dict[str, FileDigest]
-"""Path below the folder, in POSIX form, to the file's digest."""
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What lies below a folder, by its path from there in POSIX form.
+
+    Attributes:
+        files: whatever is neither a folder nor a link, in order.
+        links: to what they say.
+        folders: those with nothing in them.
+    """
+
+    files: Sequence[str]
+    links: Mapping[str, str]
+    folders: Sequence[str]
+
+    def with_digests(self, files: Mapping[str, FileDigest]) -> Manifest:
+        """The manifest of it."""
+        return Manifest(files, self.links, frozenset(self.folders))
 
 
-def files_below(folder: Path) -> list[str]:
-    """Relative POSIX paths of all files below `folder`, sorted. Empty folders leave no trace."""
-    found = []
-    for parent, _, names in os.walk(folder):
-        found += [(Path(parent) / name).relative_to(folder).as_posix() for name in names]
-    return sorted(found)
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The same of a stored folder, with the digests of the files."""
+
+    files: Mapping[str, FileDigest]
+    links: Mapping[str, str]
+    folders: frozenset[str]
+
+
+def contents_of(folder: Path) -> Contents:
+    """What lies below `folder`. No link is followed."""
+    files: list[str] = []
+    links: dict[str, str] = {}
+    empty: list[str] = []
+    for parent, folders, names in os.walk(folder):
+        place = Path(parent).relative_to(folder)
+        linked = {name for name in (*folders, *names) if os.path.islink(os.path.join(parent, name))}
+        links |= {(place / name).as_posix(): os.readlink(os.path.join(parent, name)) for name in linked}
+        files += [(place / name).as_posix() for name in names if name not in linked]
+        if not folders and not names and place.parts:
+            empty.append(place.as_posix())
+    return Contents(sorted(files), links, empty)
+
+
+def contents_to_keep(folder: Path) -> Contents:
+    """What of `folder` a store keeps: a link that leads out of it counts as the file at its end.
+
+    Raises:
+        StoreError: there is no file at its end.
+    """
+    found = contents_of(folder)
+    within = {path: target for path, target in found.links.items() if stays_within(path, target)}
+    led_out = sorted(found.links.keys() - within.keys())
+    if (lost := next((path for path in led_out if not (folder / path).is_file()), None)) is not None:
+        raise StoreError(f"{folder / lost} is a link out of the folder, to no file ({found.links[lost]}): remove it")
+    return Contents(sorted([*found.files, *led_out]), within, found.folders)
+
+
+def stays_within(path: str, target: str) -> bool:
+    """Whether a link at `path` in a folder leads to no place outside of it, whatever other such links are there.
+
+    It begins at a true folder, climbs first, at most to the folder, and then only descends, through such links at most.
+    """
+    steps = [step for step in target.split("/") if step not in ("", ".")]
+    climbs = next((number for number, step in enumerate(steps) if step != ".."), len(steps))
+    return not target.startswith("/") and climbs <= path.count("/") and ".." not in steps[climbs:]
 
 
 def digest_of(stream: BinaryIO, sink: BinaryIO | None = None) -> FileDigest:
@@ -53,25 +111,34 @@ def digest_of(stream: BinaryIO, sink: BinaryIO | None = None) -> FileDigest:
 
 
 def dump(manifest: Manifest) -> bytes:
-    """The canonical bytes of a manifest."""
-    rows = {path: [item.size, item.sha256, item.executable] for path, item in sorted(manifest.items())}
-    return json.dumps(rows, separators=(",", ":")).encode()
+    """The canonical bytes of a manifest: three words of a file, one of a link, none of an empty folder."""
+    rows: dict[str, list[Any]] = {
+        **{path: [item.size, item.sha256, item.executable] for path, item in manifest.files.items()},
+        **{path: [target] for path, target in manifest.links.items()},
+        **{path: [] for path in manifest.folders},
+    }
+    return json.dumps(dict(sorted(rows.items())), separators=(",", ":")).encode()
 
 
 def parse(data: bytes) -> Manifest:
     """The inverse of `dump`.
 
     Raises:
-        DamagedError: a file in it would lie outside of its folder, or could not exist.
+        DamagedError: something in it would lie or lead outside of its folder, or could not exist.
         StoreError: these are not the bytes of a manifest of this version.
     """
     try:
-        manifest = {path: _digest(*row) for path, row in json.loads(data).items()}
+        rows = {path: tuple(row) for path, row in json.loads(data).items()}
+        files = {path: _digest(*row) for path, row in rows.items() if len(row) > 1}
+        links = {path: _target(*row) for path, row in rows.items() if len(row) == 1}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError("the manifest of a stored folder was written by another version, or is damaged") from error
-    if (strange := next((path for path in manifest if not _is_below(path)), None)) is not None:
+    folders = frozenset(path for path, row in rows.items() if not row)
+    if (strange := next((path for path in rows if not _is_below(path, links.keys() | folders)), None)) is not None:
         raise DamagedError(f"the manifest of a stored folder names {strange[:200]!a}, which is no file below it")
-    return manifest
+    if (out := next((path for path, target in links.items() if not stays_within(path, target)), None)) is not None:
+        raise DamagedError(f"the manifest of a stored folder has {out[:200]!a}, a link that leads out of it")
+    return Manifest(files, links, folders)
 
 
 def _digest(size: Any, sha256: Any, executable: Any) -> FileDigest:
@@ -80,24 +147,54 @@ def _digest(size: Any, sha256: Any, executable: Any) -> FileDigest:
     return FileDigest(size, sha256, executable)
 
 
-def _is_below(path: str) -> bool:
-    """Whether a path is in the form of `files_below`, which leads nowhere else."""
+def _target(target: Any) -> str:
+    if not target or not _is_name(target):
+        raise ValueError("nothing that a link can say")
+    return str(target)
+
+
+def _is_below(path: str, barred: Set[str]) -> bool:
+    """Whether a path is in the form of `contents_of`, which leads nowhere else, and through none that is barred."""
+    steps = path.split("/")
+    if not _is_name(path) or any(step in ("", ".", "..") for step in steps):
+        return False
+    return not barred or not any("/".join(steps[:count]) in barred for count in range(1, len(steps)))
+
+
+def _is_name(path: str) -> bool:
     try:
-        os.fsencode(path)
+        return b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:
         return False
-    return "\0" not in path and not any(part in ("", ".", "..") for part in path.split("/"))
+
+
+def lay(manifest: Manifest, folder: Path) -> None:
+    """Makes the links and the empty folders, where the files lie already: nothing is written through a link."""
+    for path in manifest.folders:
+        (folder / path).mkdir(parents=True)
+    for path, target in manifest.links.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).symlink_to(target)
 
 
 def difference(manifest: Manifest, folder: Path) -> str | None:
     """What differs between `folder` and its manifest, in words; None when nothing does."""
-    present = set(files_below(folder))
-    if missing := sorted(manifest.keys() - present):
+    found = contents_of(folder)
+    expected = _kinds(manifest.files, manifest.links, manifest.folders)
+    present = _kinds(found.files, found.links, found.folders)
+    if missing := sorted(expected.keys() - present.keys()):
         return f"{missing[0]} is missing"
-    if foreign := sorted(present - manifest.keys()):
+    if foreign := sorted(present.keys() - expected.keys()):
         return f"{foreign[0]} does not belong to it"
-    for path, expected in manifest.items():
+    if other := sorted(path for path, kind in expected.items() if present[path] != kind):
+        return f"{other[0]} is not {expected[other[0]]} any more"
+    for path, digest in manifest.files.items():
         with (folder / path).open("rb") as stream:
-            if digest_of(stream) != expected:
+            if digest_of(stream) != digest:
                 return f"the content of {path} has changed"
     return None
+
+
+def _kinds(files: Iterable[str], links: Mapping[str, str], folders: Iterable[str]) -> dict[str, str]:
+    linked = {path: f"a link to {target}" for path, target in links.items()}
+    return {**dict.fromkeys(files, "a file"), **linked, **dict.fromkeys(folders, "an empty folder")}

@@ -38,6 +38,8 @@ ORPHANED = timedelta(days=1)
 Of a key that is not put again they stay: who else may still write there cannot be known."""
 LARGEST_MANIFEST = 256 << 20
 """Bytes: of two million files. More is no folder of ours, and would be read into memory."""
+MOST_ENTRIES = 2_000_000
+"""Of files, links and empty folders: the last take few bytes of a manifest, and a folder of the disk."""
 _DATA = ".data"
 _PROBES = ".probe"
 _SHA256, _KIND, _WRITER = "longshell-sha256", "longshell-kind", "longshell-writer"
@@ -137,13 +139,13 @@ class S3Store:
         digest, before = hashlib.sha256(data).hexdigest(), self._tree_digest(key)
 
         def put(path: str) -> None:
-            part, expected = self._parts(key, digest) + path, manifest[path]
+            part, expected = self._parts(key, digest) + path, manifest.files[path]
             described = {_SHA256: expected.sha256, _KIND: _OBJECT}
             # The same folder again: whoever puts it may want to heal it.
             if before == digest or not _is(self._bucket.head(part), expected):
                 self._bucket.upload(part, folder / path, described)
 
-        _in_parallel(put, manifest)
+        _in_parallel(put, manifest.files)
         self._bucket.put(name, data, {**_described(data, _TREE), _PARTS: self._parts(key, digest)})
         self._forget(key, before, digest)
 
@@ -197,8 +199,10 @@ class S3Store:
             data, told = self._read(key, LARGEST_MANIFEST)
             if told[_KIND] != _TREE:
                 raise StoreError(f"store {self._url}: {key} is an object, not a folder")
+            if data.count(b"[") > MOST_ENTRIES:
+                raise DamagedError(f"store {self._url}: {key} has more than {MOST_ENTRIES} files and folders")
             digest, manifest = hashlib.sha256(data).hexdigest(), manifests.parse(data)
-            size = sum(each.size for each in manifest.values())
+            size = sum(each.size for each in manifest.files.values())
             if most is not None and size > most:
                 raise StoreRefused(f"store {self._url}: {key} has {size >> 20} MiB, more than {most >> 20}")
             parts = told.get(_PARTS, "")
@@ -215,11 +219,12 @@ class S3Store:
         def fetch(path: str) -> None:
             target = into / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            if not self._bucket.download(parts + path, target, manifest[path].size):
+            if not self._bucket.download(parts + path, target, manifest.files[path].size):
                 raise DamagedError(f"store {self._url}: {key} is corrupt: {path} is missing")
-            target.chmod(0o755 if manifest[path].executable else 0o644)
+            target.chmod(0o755 if manifest.files[path].executable else 0o644)
 
-        _in_parallel(fetch, manifest)
+        _in_parallel(fetch, manifest.files)
+        manifests.lay(manifest, into)
         if (problem := manifests.difference(manifest, into)) is not None:
             raise DamagedError(f"store {self._url}: {key} is corrupt: {problem}")
 
@@ -291,11 +296,11 @@ def _described(data: bytes, kind: str) -> dict[str, str]:
 
 
 def _manifest_of(folder: Path) -> manifests.Manifest:
-    manifest = {}
-    for path in manifests.files_below(folder):
+    contents, digests = manifests.contents_to_keep(folder), {}
+    for path in contents.files:
         with (folder / path).open("rb") as stream:
-            manifest[path] = manifests.digest_of(stream)
-    return manifest
+            digests[path] = manifests.digest_of(stream)
+    return contents.with_digests(digests)
 
 
 def _is(head: Head | None, expected: manifests.FileDigest) -> bool:

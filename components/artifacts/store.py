@@ -64,11 +64,18 @@ class ArtifactStore(Protocol):
         ...
 
     def put_tree(self, key: str, folder: Path) -> None:
-        """Stores a copy of every file below `folder` under one key, replacing what was there in one instant."""
+        """Stores a copy of what is below `folder` under one key, replacing what was there in one instant.
+
+        Links that stay within the folder, wherever they lead there, and empty folders are kept as such. In place of a
+        link that leads out, or goes up again after it went down, the file that it leads to is stored.
+
+        Raises:
+            StoreError: such a link leads to no file, or the folder cannot be read or written.
+        """
         ...
 
     def tree(self, key: str) -> Path:
-        """A read-only folder with exactly the files that were put, verified against their manifest.
+        """A read-only folder with exactly what was put, verified against its manifest.
 
         It stays while this process lives and nobody replaces or deletes it.
 

@@ -24,6 +24,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from components.artifacts import tree_at
+from components.artifacts.manifest import stays_within
 from components.errors import TaskError, no_space
 from components.pool.bucket import SCHEME, fetch
 from components.pool.task import load_task
@@ -134,12 +135,15 @@ def unsafe(task: Path) -> str | None:
         if not _is_text(str(place)):
             return f"{os.fsencode(place)!r}: the name is no UTF-8"
         if stat.S_ISLNK(found.st_mode):
+            target = os.readlink(path)
+            if not _is_text(target):
+                return f"{place}: is a link to what is no UTF-8"
             try:
-                inside = path.resolve(strict=False).is_relative_to(root) and not os.path.isabs(os.readlink(path))
+                inside = path.resolve(strict=False).is_relative_to(root) and stays_within(str(place), target)
             except (OSError, RuntimeError):
                 return f"{place}: is a link that leads nowhere but to itself"
             if not inside:
-                return f"{place}: is a link that leads out of the task ({os.readlink(path)})"
+                return f"{place}: is a link that leads out of the task, or climbs on its way ({target})"
         elif not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
             return f"{place}: is neither a file, a folder nor a link"
         elif stat.S_ISREG(found.st_mode):

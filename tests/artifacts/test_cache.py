@@ -21,8 +21,8 @@ from components.errors import StoreError
 def _wanted(name: str) -> tuple[str, manifests.Manifest]:
     """A folder that holds one file of 1,000 bytes."""
     data = name.encode().ljust(1_000)
-    manifest = {"file": manifests.FileDigest(len(data), hashlib.sha256(data).hexdigest(), False)}
-    return hashlib.sha256(name.encode()).hexdigest(), manifest
+    files = {"file": manifests.FileDigest(len(data), hashlib.sha256(data).hexdigest(), False)}
+    return hashlib.sha256(name.encode()).hexdigest(), manifests.Manifest(files, {}, frozenset())
 
 
 def _fetching(name: str, fetched: list[str]) -> Callable[[Path], None]:
@@ -133,15 +133,15 @@ def test_what_is_borrowed_stays_until_it_is_given_back(tmp_path: Path, monkeypat
 
 def test_what_another_process_removes_meanwhile_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(TreeCache(tmp_path), "gone", [])
-    below = manifests.files_below
+    contents_of = manifests.contents_of
 
-    def removed(folder: Path) -> list[str]:
-        found = below(folder)
+    def removed(folder: Path) -> manifests.Contents:
+        found = contents_of(folder)
         if folder.stem == _wanted("gone")[0]:
             shutil.rmtree(folder)
         return found
 
-    monkeypatch.setattr(manifests, "files_below", removed)
+    monkeypatch.setattr(manifests, "contents_of", removed)
     assert ask(TreeCache(tmp_path), "a", []).is_dir()
 
 

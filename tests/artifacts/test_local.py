@@ -13,7 +13,7 @@ import pytest
 
 from components.artifacts import LocalStore, checked, existing_store, open_store, read_at, store_url
 from components.errors import ConfigError, DamagedError, Failure, NoStoreError, StoreError, failure_of
-from tests.conformance.store_suite import StoreRaces, StoreSuite, make_folder
+from tests.conformance.store_suite import StoreRaces, StoreSuite, make_folder, make_links
 from tests.disks import small_disk
 
 ROOT = Path(__file__).parents[2]
@@ -81,16 +81,27 @@ def test_changed_bytes_are_never_returned(store: LocalStore, tmp_path: Path) -> 
         store.get_bytes("k")
 
 
+def turned(place: Path, target: str) -> None:
+    place.unlink()
+    place.symlink_to(target)
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (lambda folder: (folder / "a").write_bytes(b"2"), "content of a"),
         (lambda folder: (folder / "a").unlink(), "a is missing"),
         (lambda folder: (folder / "z").write_bytes(b""), "z does not belong"),
+        (lambda folder: (folder / "z").mkdir(), "z does not belong"),
+        (lambda folder: (folder / "empty").rmdir(), "empty is missing"),
+        (lambda folder: turned(folder / "to", "empty"), "to is not a link to a any more"),
+        (lambda folder: turned(folder / "a", "to"), "a is not a file any more"),
     ],
 )
 def test_a_damaged_folder_is_refused_and_a_new_put_heals_it(store, tmp_path: Path, damage, words: str) -> None:
     source = make_folder(tmp_path / "in", {"a": b"1"})
+    make_links(source, {"to": "a"})
+    (source / "empty").mkdir()
     store.put_tree("m", source)
     damage(store.tree("m"))
     with pytest.raises(StoreError, match=words):

@@ -20,7 +20,7 @@ import pytest
 from components.artifacts import S3Store, bucket, key_of, open_store, read_at, s3, store_url, tree_at
 from components.errors import ConfigError, DamagedError, Failure, StoreError, StoreRefused, failure_of
 from tests.buckets import Server, Wire, talk_to
-from tests.conformance.store_suite import StoreRaces, StoreSuite, make_folder
+from tests.conformance.store_suite import StoreRaces, StoreSuite, make_folder, make_links
 
 ROOT = Path(__file__).parents[2]
 night = pytest.mark.nightly
@@ -51,11 +51,16 @@ class TestS3Races(StoreRaces):
 
 def test_objects_folders_and_commits_go_through_a_real_server(store: S3Store, tmp_path: Path) -> None:
     store.put_json("a/r.json", {"x": 1})
-    store.put_tree("a/m", make_folder(tmp_path / "in", {"deep/w": b"\x01" * 100_000, "empty": b""}))
+    source = make_folder(tmp_path / "in", {"deep/w": b"\x01" * 100_000, "empty": b""})
+    make_links(source, {"deep/up": "../folder"})
+    (source / "folder").mkdir()
+    store.put_tree("a/m", source)
     assert [store.create_json("a/once", value) for value in (1, 2)] == [True, False]
     again = S3Store(store.url, tmp_path / "other")
     assert (again.get_json("a/r.json"), again.get_json("a/once")) == ({"x": 1}, 1)
     assert (again.tree("a/m") / "deep/w").read_bytes() == b"\x01" * 100_000
+    assert os.readlink(again.tree("a/m") / "deep/up") == "../folder"
+    assert (again.tree("a/m") / "deep/up").is_dir()
     assert again.list("a") == ["a/m", "a/once", "a/r.json"]
     again.delete("a")
     assert store.list() == []
@@ -141,12 +146,14 @@ def _told(size: int) -> bytes:
         (_told(4), None, DamagedError, "task.toml has more than 4 bytes"),
         (_told(5), "other/", DamagedError, "its files are said to lie at 'other/'"),
         (b" " * 1_000 + _told(5), None, DamagedError, "x has more than 1000 bytes"),
+        (json.dumps({str(number): [] for number in range(9)}).encode(), None, DamagedError, "more than 8 files"),
     ],
 )
 def test_a_strangers_folder_is_not_fetched_beyond_what_it_may_be(
     inside: Inside, monkeypatch: pytest.MonkeyPatch, manifest: bytes, parts: str | None, error: type, said: str
 ) -> None:
     monkeypatch.setattr(s3, "LARGEST_MANIFEST", 1_000)
+    monkeypatch.setattr(s3, "MOST_ENTRIES", 8)
     with pytest.raises(error, match=said):
         tree_at(_lay(inside, manifest, parts), 1 << 20)
     found = tree_at(_lay(inside, _told(5)), 1 << 20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +19,12 @@ def make_folder(root: Path, files: dict[str, bytes]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     return root
+
+
+def make_links(root: Path, links: dict[str, str]) -> None:
+    """Links in a folder, to what they say."""
+    for name, target in links.items():
+        (root / name).symlink_to(target)
 
 
 class StoreSuite:
@@ -71,6 +78,53 @@ class StoreSuite:
             0o111,
             0,
         ]
+
+    def test_links_within_a_folder_and_empty_folders_come_back_as_they_were(
+        self, store: ArtifactStore, tmp_path: Path
+    ) -> None:
+        # They were dropped: a task that has them was not the one any more that its pool's index names.
+        source = make_folder(tmp_path / "in", {"deep/er/w": b"1", "top": b"2"})
+        links = {
+            "deep/up": "../top",
+            "folder": "deep/er",
+            "nowhere": "not/there",
+            "self": "self",
+            "deep/er/all": "../..",
+        }
+        make_links(source, links)
+        (source / "empty" / "below").mkdir(parents=True)
+        store.put_tree("m", source)
+        folder = store.tree("m")
+        assert {path.relative_to(folder).as_posix() for path in folder.rglob("*")} == {
+            path.relative_to(source).as_posix() for path in source.rglob("*")
+        }
+        assert {name: os.readlink(folder / name) for name in links} == links
+        assert (folder / "empty" / "below").is_dir()
+        assert (folder / "folder" / "w").read_bytes() == b"1"
+        store.put_tree("again", folder)
+        assert os.readlink(store.tree("again") / "nowhere") == "not/there"
+
+    def test_a_link_out_of_a_folder_is_kept_as_the_file_it_leads_to_and_to_anything_else_it_is_named(
+        self, store: ArtifactStore, tmp_path: Path
+    ) -> None:
+        source = make_folder(tmp_path / "in", {"a": b"1", "deep/b": b"2"})
+        make_folder(tmp_path / "blobs", {"91ab": b"weights"})
+        outward = {"model": "../blobs/91ab", "absolute": str(tmp_path / "blobs" / "91ab"), "winding": "deep/../a"}
+        make_links(source, outward)
+        store.put_tree("m", source)
+        folder = store.tree("m")
+        assert not any((folder / name).is_symlink() for name in outward)
+        assert {name: (folder / name).read_bytes() for name in outward} == {
+            "model": b"weights",
+            "absolute": b"weights",
+            "winding": b"1",
+        }
+        for target in ("../blobs", "/nowhere"):
+            make_links(source, {"out": target})
+            with pytest.raises(StoreError, match=rf"/in/out is a link out of the folder, to no file \({target}\)"):
+                store.put_tree("m", source)
+            (source / "out").unlink()
+        assert (store.tree("m") / "a").read_bytes() == b"1"
 
     def test_a_folder_is_replaced_whole(self, store: ArtifactStore, tmp_path: Path) -> None:
         store.put_tree("m", make_folder(tmp_path / "1", {"a": b"1", "b": b"1"}))

@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
+from components.artifacts import LocalStore
 from components.config import PoolConfig
 from components.errors import TaskError
-from components.pool import Split, choose, directory_digest, generate, import_tasks, imported, index_folder
+from components.pool import Pool, Split, choose, directory_digest, generate, import_tasks, imported, index_folder
 from components.pool.directory import write_task
 from tests.sandbox.test_archive import header
 from tests.sandbox.test_unpack import too_long_to_follow
@@ -50,6 +51,8 @@ def break_in_every_way(source: Path) -> dict[str, tuple[str, str]]:
     (next_task("unsafe", "environment/out: is a link that leads out") / "environment/out").symlink_to("../../..")
     (next_task("unsafe", "tests/etc: is a link that leads out") / "tests/etc").symlink_to("/etc")
     (next_task("unsafe", "environment/loop: is a link") / "environment/loop").symlink_to("loop")
+    (next_task("unsafe", "tests/winding: is a link that") / "tests/winding").symlink_to("../environment/../tests")
+    (next_task("unsafe", "tests/odd: is a link to what is no UTF-8") / "tests/odd").symlink_to(os.fsdecode(b"\xff"))
     os.mkfifo(next_task("unsafe", "environment/pipe: is neither") / "environment/pipe")
     with (next_task("unsafe", "environment/huge: more than 256 MiB") / "environment/huge").open("wb") as file:
         file.truncate((256 << 20) + 1)
@@ -82,10 +85,25 @@ def test_every_defect_is_named_and_no_sound_task_is_left_out(source: Path, tmp_p
         assert left_out[task][0] == reason, task
         assert detail in left_out[task][1], task
     sound = {path.name for path in source.iterdir()} - expected.keys()
-    assert len(sound) == 3
+    assert len(sound) == 1
     assert {path.name for path in (tmp_path / "pool").iterdir()} == sound
     for task in sound:
         assert directory_digest(tmp_path / "pool" / task) == directory_digest(source / task)
+
+
+def test_a_task_with_links_within_it_and_an_empty_folder_is_as_it_was_indexed_when_a_store_gives_it(
+    source: Path, tmp_path: Path
+) -> None:
+    # The store dropped both: curation passed, and the first leg that drew the task was refused.
+    task = source / SOUND
+    (task / "environment" / "empty").mkdir()
+    for place, target in (("tests/all", "../environment"), ("tests/same.sh", "test.sh"), ("tests/later", "not/yet")):
+        (task / place).symlink_to(target)
+    assert import_tasks([task], tmp_path / "pool") == []
+    indexed = index_folder(tmp_path / "pool")
+    store = LocalStore(tmp_path / "store")
+    store.put_tree("pool", indexed.folder)
+    assert Pool(store.tree("pool")).load(SOUND).ref.digest == directory_digest(task)
 
 
 def test_importing_again_gives_the_same_and_leaves_nothing_beside_it(source: Path, tmp_path: Path) -> None:

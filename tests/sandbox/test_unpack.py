@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from components.artifacts.manifest import contents_of, contents_to_keep
 from components.sandbox.unpack import MOST_FOLDERS, MOST_NAMED, NAME_CHARS, unpack
 from tests.sandbox.test_archive import END, FILE, attributes, header
 
@@ -187,6 +188,7 @@ def test_whatever_is_in_an_archive_nothing_is_written_and_no_link_leads_outside(
         unpack(packed(*(entry(*member) for member in members)), target)
         assert [path.name for path in base.iterdir()] == ["one"]
         assert [path.name for path in (base / "one").iterdir()] == ["target"]
+        assert contents_to_keep(target) == contents_of(target), "a store takes all of it"
         for root, folders, files in os.walk(target):
             for name in (*folders, *files):
                 kind = stat.S_IFMT(os.lstat(os.path.join(root, name)).st_mode)
