@@ -148,8 +148,12 @@ def _calls(text: str, step: int) -> Iterator[dict[str, Any]]:
         yield {"tool_call_id": f"call_{step}_task_complete", "function_name": "mark_task_complete", "arguments": {}}
 
 
-def write_atif(batch: Path, model: Path, out: Path) -> list[Path]:
+def write_atif(batch: Path, model: Path, out: Path, *, name: str) -> list[Path]:
     """Writes the trials of a kept batch (`components.rollout.save_batch`) that have a turn, as OUT/<trial>.json.
+
+    Args:
+        model: folder of the checkpoint that drew them, for its tokenizer.
+        name: the checkpoint's.
 
     Raises:
         StoreError: there is no such batch.
@@ -162,7 +166,7 @@ def write_atif(batch: Path, model: Path, out: Path) -> list[Path]:
     for trial, reward in zip(kept.trials, kept.rewards, strict=True):
         if trial.turns:
             path = out / f"{trial.trial_id}.json"
-            document = to_atif(trial, tokenizer, model=model.name, reward=reward)
+            document = to_atif(trial, tokenizer, model=name, reward=reward)
             write_whole(path, json.dumps(document, ensure_ascii=False, indent=1))
             written.append(path)
     return written
@@ -186,7 +190,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path, help="folder that the files are written to")
     arguments = parser.parse_args(argv)
     try:
-        written = write_atif(checked(arguments.batch), checked(arguments.model), arguments.out)
+        name = arguments.model.absolute().name  # A store's own folder has the name of its digest.
+        written = write_atif(checked(arguments.batch), checked(arguments.model), arguments.out, name=name)
     except LongshellError as error:
         print(error, file=sys.stderr)
         return EXIT_REFUSED

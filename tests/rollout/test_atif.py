@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from components.artifacts import LocalStore
 from components.config import SandboxConfig
 from components.errors import RecordError, StopReason
 from components.gateway import ChatTemplate, Trajectory, chatml
@@ -186,17 +187,20 @@ async def test_the_trials_of_a_kept_batch_are_written_one_file_each(
     assert f"{tmp_path}/nomodel" in capsys.readouterr().err
     assert main([str(tmp_path / name) for name in ("batch", "model", "batch/batch.json")]) == EXIT_REFUSED
     assert not (tmp_path / "out").exists()
-    (path,) = write_atif(tmp_path / "batch", tmp_path / "model", tmp_path / "out")
+    (path,) = write_atif(tmp_path / "batch", tmp_path / "model", tmp_path / "out", name="named")
     assert path == tmp_path / "out" / "t1.json"
     document = json.loads(path.read_text())
     check(document)
-    assert document["agent"]["model_name"] == "model"
+    assert document["agent"]["model_name"] == "named"
     assert [step["message"] for step in document["steps"]] == [
         "write a word\n$ ",
         answer("ls"),
         answer("ls", done=True),
     ]
     assert not list(path.parent.glob(".*"))
+    LocalStore(tmp_path / "store").put_tree("sft/kept", tmp_path / "model")
+    assert main([str(tmp_path / name) for name in ("batch", "store/sft/kept", "out")]) == 0
+    assert json.loads(path.read_text())["agent"]["model_name"] == "kept", "not the digest that the store names it by"
 
 
 @pytest.mark.nightly
