@@ -141,6 +141,14 @@ PLANTED: Mapping[str, tuple[str, Campaign]] = {
         "critic",
         Campaign({"critic/explained_variance": lambda step: -0.3 - 0.2 * (step % 2)}),
     ),
+    "a critic that stays worse than a constant after one step that was far worse": (
+        "critic",
+        Campaign({"critic/explained_variance": lambda step: -100.0 if step == 0 else -1.0}),
+    ),
+    "the same in a short leg": (
+        "critic",
+        Campaign({"critic/explained_variance": lambda step: -100.0 if step == 1 else -1.0}, RISING[:3], 6),
+    ),
     "a critic that explains a policy that stands": (
         "critic_without_policy",
         Campaign({**FLAT, "critic/explained_variance": 0.8, "rollout/zero_reward_share": 0.7}, NOT_MOVED),
