@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,14 +38,16 @@ class Contents:
     """What lies below a folder, by its path from there in POSIX form.
 
     Attributes:
-        files: whatever is neither a folder nor a link, in order.
+        files: regular ones, in order.
         links: to what they say.
         folders: those with nothing in them.
+        others: pipes, sockets and devices, which nobody opens: one may never end, or never begin.
     """
 
     files: Sequence[str]
     links: Mapping[str, str]
     folders: Sequence[str]
+    others: Sequence[str]
 
     def with_digests(self, files: Mapping[str, FileDigest]) -> Manifest:
         """The manifest of it."""
@@ -65,28 +68,39 @@ def contents_of(folder: Path) -> Contents:
     files: list[str] = []
     links: dict[str, str] = {}
     empty: list[str] = []
+    others: list[str] = []
     for parent, folders, names in os.walk(folder):
         place = Path(parent).relative_to(folder)
-        linked = {name for name in (*folders, *names) if os.path.islink(os.path.join(parent, name))}
-        links |= {(place / name).as_posix(): os.readlink(os.path.join(parent, name)) for name in linked}
-        files += [(place / name).as_posix() for name in names if name not in linked]
+        for name in (*folders, *names):
+            path, kind = (place / name).as_posix(), os.lstat(os.path.join(parent, name)).st_mode
+            if stat.S_ISLNK(kind):
+                links[path] = os.readlink(os.path.join(parent, name))
+            elif not stat.S_ISDIR(kind):
+                (files if stat.S_ISREG(kind) else others).append(path)
         if not folders and not names and place.parts:
             empty.append(place.as_posix())
-    return Contents(sorted(files), links, empty)
+    return Contents(sorted(files), links, empty, others)
 
 
 def contents_to_keep(folder: Path) -> Contents:
     """What of `folder` a store keeps: a link that leads out of it counts as the file at its end.
 
     Raises:
-        StoreError: there is no file at its end.
+        StoreError: there is no file at its end; or something is neither a file, a folder nor a link.
     """
     found = contents_of(folder)
-    within = {path: target for path, target in found.links.items() if stays_within(path, target)}
-    led_out = sorted(found.links.keys() - within.keys())
-    if (lost := next((path for path in led_out if not (folder / path).is_file()), None)) is not None:
+    if found.others:
+        raise StoreError(f"{folder / min(found.others)} is neither a file, a folder nor a link: remove it")
+    out = led_out(found)
+    if (lost := next((path for path in out if not (folder / path).is_file()), None)) is not None:
         raise StoreError(f"{folder / lost} is a link out of the folder, to no file ({found.links[lost]}): remove it")
-    return Contents(sorted([*found.files, *led_out]), within, found.folders)
+    within = {path: target for path, target in found.links.items() if path not in out}
+    return Contents(sorted([*found.files, *out]), within, found.folders, [])
+
+
+def led_out(contents: Contents) -> list[str]:
+    """The links that lead out of their folder, or could."""
+    return [path for path, target in contents.links.items() if not stays_within(path, target)]
 
 
 def stays_within(path: str, target: str) -> bool:
@@ -181,7 +195,7 @@ def difference(manifest: Manifest, folder: Path) -> str | None:
     """What differs between `folder` and its manifest, in words; None when nothing does."""
     found = contents_of(folder)
     expected = _kinds(manifest.files, manifest.links, manifest.folders)
-    present = _kinds(found.files, found.links, found.folders)
+    present = _kinds(found.files, found.links, found.folders) | dict.fromkeys(found.others, "")
     if missing := sorted(expected.keys() - present.keys()):
         return f"{missing[0]} is missing"
     if foreign := sorted(present.keys() - expected.keys()):

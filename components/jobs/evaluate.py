@@ -53,7 +53,7 @@ def stage(job: Job) -> dict[str, Any]:
     _keep(job, key, trials)
     ran = {} if native or not suite.tasks else {"harbor": _key(job, "harbor")}
     for place in ran.values():
-        job.store.put_tree(place, harbor.jobs(job, config, suite))
+        job.store.put_tree(place, harbor.kept(job, config, suite))
     told = job.inputs["label"], conditions.series, _percent(score), score.trials, score.faults
     log.info("%s on %s: resolved %s of %d, %d faults", *told)
     return _result(job, suite, conditions, score, key) | ran

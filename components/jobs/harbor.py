@@ -19,6 +19,7 @@ from components.evaluation.harbor import (
     harbor_environment,
     job_config,
     missing,
+    remove_snares,
     run_job,
 )
 from components.gateway import Gateway, Routes, serving
@@ -29,6 +30,7 @@ from components.rollout import trial_id
 
 HARNESS = f"harbor {VERSION} {AGENT}"
 SCRATCH = "harbor"
+MOST_NAMED = 5
 
 
 def home() -> Path:
@@ -49,6 +51,15 @@ def job_name(job: Job, config: CampaignConfig, suite: Suite) -> str:
 def jobs(job: Job, config: CampaignConfig, suite: Suite) -> Path:
     """The folder of that job, which has no other in it; a repeated attempt finds it again."""
     return _scratch(job, config, suite) / "jobs"
+
+
+def kept(job: Job, config: CampaignConfig, suite: Suite) -> Path:
+    """That folder, as it can be put into a store: without what agents laid there for whoever reads it."""
+    folder = jobs(job, config, suite)
+    if snares := remove_snares(folder):
+        named = ", ".join(f"{path[:200]!a}" for path in snares[:MOST_NAMED])
+        log.warning("agents left %d links out of Harbor's folder, pipes or devices, removed: %s", len(snares), named)
+    return folder
 
 
 def _scratch(job: Job, config: CampaignConfig, suite: Suite) -> Path:

@@ -104,7 +104,7 @@ class StoreSuite:
         store.put_tree("again", folder)
         assert os.readlink(store.tree("again") / "nowhere") == "not/there"
 
-    def test_a_link_out_of_a_folder_is_kept_as_the_file_it_leads_to_and_to_anything_else_it_is_named(
+    def test_a_link_out_of_a_folder_is_kept_as_the_file_it_leads_to_and_what_is_none_is_named(
         self, store: ArtifactStore, tmp_path: Path
     ) -> None:
         source = make_folder(tmp_path / "in", {"a": b"1", "deep/b": b"2"})
@@ -124,6 +124,9 @@ class StoreSuite:
             with pytest.raises(StoreError, match=rf"/in/out is a link out of the folder, to no file \({target}\)"):
                 store.put_tree("m", source)
             (source / "out").unlink()
+        os.mkfifo(source / "pipe")
+        with pytest.raises(StoreError, match="/in/pipe is neither a file, a folder nor a link"):
+            store.put_tree("m", source)
         assert (store.tree("m") / "a").read_bytes() == b"1"
 
     def test_a_folder_is_replaced_whole(self, store: ArtifactStore, tmp_path: Path) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from components.errors import FaultCause, StopReason
 from components.evaluation import aggregate
-from components.evaluation.harbor import missing, read_job
+from components.evaluation.harbor import missing, read_job, remove_snares
 from components.records import AssertionOutcome, TaskRef, Trial
+from components.reward import ASSERTION_FILES
 from tests.evaluation.harbor_files import answer, error, minute, result, write
 
 REF = TaskRef("suite", "count-lines", "d", "text", difficulty="easy")
@@ -136,6 +138,29 @@ def test_what_is_unfinished_damaged_or_uncounted_is_absent(tmp_path: Path) -> No
     score = aggregate([ours, missing("t2", REF)])
     assert (score.turns_mean, score.faults, score.denominators["all"].resolved) == (None, 1, 0.5)
     assert read_job(tmp_path / "nowhere") == []
+
+
+@pytest.mark.timeout(30)
+def test_what_an_agent_laid_for_whoever_reads_its_folder_is_neither_followed_nor_waited_for(tmp_path: Path) -> None:
+    # Under Harbor's own Docker these folders are mounted: a pipe ended nothing and let nothing end.
+    outside = tmp_path / "host" / "secret"
+    outside.parent.mkdir()
+    outside.write_text("hunter2")
+    folder = write(tmp_path / "job" / "a", result("0.25.0"), [answer(DONE), answer(DONE)], test__stdout_txt="ok")
+    laid = {"verifier/test-stdout.txt": str(outside), "agent/trajectory.json": "../../../host/secret"}
+    for place, target in laid.items():
+        (folder / place).unlink()
+        (folder / place).symlink_to(target)
+    os.mkfifo(folder / "verifier" / next(iter(ASSERTION_FILES)))
+    (folder / "agent" / "inside").symlink_to("nowhere")
+    (found,) = read_job(tmp_path / "job")
+    assert (found.said, found.complete, found.files) == ("", None, {})
+    assert remove_snares(tmp_path / "job") == sorted(
+        f"a/{place}" for place in (*laid, f"verifier/{next(iter(ASSERTION_FILES))}")
+    )
+    assert remove_snares(tmp_path / "job") == []
+    assert outside.read_text() == "hunter2"
+    assert (folder / "agent" / "inside").is_symlink(), "it leads nowhere else"
 
 
 def test_attempts_are_in_the_order_in_which_they_began(tmp_path: Path) -> None:

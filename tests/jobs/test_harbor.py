@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -74,6 +75,24 @@ async def test_no_trial_of_one_checkpoint_is_kept_for_another(tmp_path: Path, co
         ran.append(len(continuing.ran))
         assert len(list(harbor.jobs(asked, config, tasks).iterdir())) == 1, "other weights' trials lie elsewhere"
     assert ran == [1, 2, 2], "other weights begin anew, the same go on"
+
+
+async def test_whatever_agents_leave_in_harbors_folder_it_can_be_put_into_a_store(
+    tmp_path: Path, continuing: Continuing, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A dangling link of one agent ended the evaluation of the suite, on every attempt; another brought a file of ours.
+    tasks, asked = suite(tmp_path / "suite"), job(tmp_path)
+    config, drawing = under_profile(asked.config), Drawing(seed=0, routing=False, tell=print)
+    await harbor.run_suite(asked, config, tmp_path, tasks, named="one", drawing=drawing)
+    (agent,) = harbor.jobs(asked, config, tasks).glob("*/*/agent")
+    for name, target in (("dangling", "nowhere"), ("self", "self"), ("host", "/etc/passwd"), ("up", "../" * 9)):
+        (agent / name).symlink_to(target)
+    os.mkfifo(agent / "pipe")
+    asked.store.put_tree("harbor", harbor.kept(asked, config, tasks))
+    (kept,) = asked.store.tree("harbor").glob("*/*/agent")
+    assert {path.name: os.readlink(path) for path in kept.iterdir()} == {"dangling": "nowhere", "self": "self"}
+    assert "agents left 3 links out of Harbor's folder, pipes or devices, removed: " in caplog.text
+    assert "/agent/host'" in caplog.text
 
 
 def test_a_job_is_named_by_all_that_its_trials_are_made_under(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from components.evaluation.harbor.install import VERSION, find_python, harbor_environment
 from components.evaluation.harbor.job import AGENT, MODEL, job_config, run_job
-from components.evaluation.harbor.results import HarborTrial, missing, read_job
+from components.evaluation.harbor.results import HarborTrial, missing, read_job, remove_snares
 
 __all__ = [
     "AGENT",
@@ -14,5 +14,6 @@ __all__ = [
     "job_config",
     "missing",
     "read_job",
+    "remove_snares",
     "run_job",
 ]

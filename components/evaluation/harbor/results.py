@@ -11,12 +11,15 @@ Harbor's reward is a verdict only where its verifier was whole and no fault stan
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from components.artifacts.manifest import contents_of, led_out
 from components.errors import FaultCause, InfraFault
 from components.outcomes import HARBOR_UNVERIFIED, HarborEnded, VerifierEnded, harbor_end_of, verdict_of
 from components.records import TaskRef, Trial, VerifierReport
@@ -195,11 +198,32 @@ def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _bytes(path: Path) -> bytes | None:
-    """The end of a file, as much as is read of a report; None where there is none."""
+    """The end of a file, as much as is read of a report; None where there is none.
+
+    An agent may have put anything in its place: a link to a file of ours, a pipe that nobody writes to.
+    """
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - MAX_BYTES))
-            return file.read()
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        return os.pread(descriptor, MAX_BYTES, max(0, found.st_size - MAX_BYTES))
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def remove_snares(folder: Path) -> list[str]:
+    """Removes what agents left in a job's folder that is not to be followed or opened: their paths below it.
+
+    That is links out of it, pipes and devices. Where Harbor runs Docker itself, agents write there as they like.
+    """
+    found = contents_of(folder)
+    snares = sorted([*led_out(found), *found.others])
+    for path in snares:
+        (folder / path).unlink()
+    return snares
