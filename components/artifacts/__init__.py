@@ -54,6 +54,7 @@ def existing_store(url: str | Path) -> ArtifactStore:
             raise StoreError(f"store {found} cannot be looked at: {error.strerror or error}") from error
         if not there:
             raise NoStoreError(f"there is no store at {found}; a campaign's is var/store below where it was started")
+        return LocalStore(Path(found), to_read=True)
     return open_store(found)
 
 
@@ -69,8 +70,9 @@ def checked(folder: Path) -> Path:
             continue
         for kept in (place, *place.parents):
             if kept.is_symlink() and home in kept.parents:  # It, or what it lies in, is a folder that was put.
-                return LocalStore(home).tree(kept.relative_to(home).as_posix()) / place.relative_to(kept)
-        raise StoreError(f"store {home}: there is no {place.relative_to(home)}")
+                return LocalStore(home, to_read=True).tree(kept.relative_to(home).as_posix()) / place.relative_to(kept)
+        if LocalStore.is_of(home, place):
+            raise StoreError(f"store {home}: there is no {place.relative_to(home)}")
     return folder
 
 

@@ -33,10 +33,16 @@ _READ_ATTEMPTS = 3
 
 
 class LocalStore:
-    """An `ArtifactStore` in one folder of one machine."""
+    """An `ArtifactStore` in one folder of one machine.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        to_read: it is there, and need not be writable.
+    """
+
+    def __init__(self, root: Path, *, to_read: bool = False) -> None:
         self._root = root.absolute()
+        if to_read:
+            return
         with self._clear_errors("open", ""):
             (self._root / _DATA).mkdir(parents=True, exist_ok=True)
             if not os.access(self._root, os.W_OK | os.X_OK):
@@ -46,6 +52,12 @@ class LocalStore:
     def is_at(root: Path) -> bool:
         """Whether there is such a store in the folder. Makes none."""
         return (root / _DATA).is_dir()
+
+    @staticmethod
+    def is_of(root: Path, place: Path) -> bool:
+        """Whether a path below such a folder is the store's. Any folder may have a `.data` of another kind."""
+        below = place.relative_to(root)
+        return below.parts[0] == _DATA or (root / _DATA / below).exists() or not place.exists()
 
     @property
     def url(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from components.artifacts import ArtifactStore, existing_store
+from components.artifacts import ArtifactStore, existing_store, open_store
 from components.config import CampaignConfig, Readable, read, readable, validate
 from components.errors import ConfigError, NoSpaceError, NoStoreError, StoreError, TaskError
 from components.pool.bucket import SCHEME, require
@@ -155,8 +155,10 @@ def _home(site: Site) -> Iterator[str]:
 
 
 def _store(site: Site, config: CampaignConfig | None) -> None:
-    store = store_so_far(site)
-    if store is not None and config is not None:
+    if store_so_far(site) is None:
+        return
+    store = open_store(site.store_url)  # It refuses one that cannot be written.
+    if config is not None:
         check_claim(config, store)
 
 

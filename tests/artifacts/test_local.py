@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -179,3 +180,27 @@ def test_a_folder_that_a_person_names_is_held_against_its_digest_where_it_lies_i
         checked(named)
     with pytest.raises(StoreError, match="campaigns/c/gone"):
         checked(Path(store.url) / "campaigns" / "c" / "gone")
+
+
+def test_who_only_reads_needs_no_leave_to_write(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put_tree("trials", make_folder(tmp_path / "made", {"batch.json": b"[1]"}))
+    monkeypatch.setattr(os, "access", lambda *_: False)  # For root everything is writable.
+    with pytest.raises(StoreError, match="no permission"):
+        open_store(store.url)
+    assert (checked(Path(store.url) / "trials") / "batch.json").read_bytes() == b"[1]"
+    assert existing_store(store.url).list() == ["trials"]
+
+
+def test_a_folder_named_data_does_not_make_a_store_of_what_lies_beside_it(tmp_path: Path) -> None:
+    batch = make_folder(tmp_path / "home" / "batch", {"batch.json": b"[1]"})
+    (tmp_path / "home" / ".data").mkdir()
+    assert checked(batch) == batch
+
+
+def test_what_a_store_keeps_is_read_under_its_key_alone(store: LocalStore, tmp_path: Path) -> None:
+    store.put_tree("c/trials", make_folder(tmp_path / "made", {"batch.json": b"[1]"}))
+    for place in (store.tree("c/trials"), Path(store.url) / "c"):
+        with pytest.raises(StoreError, match="there is no"):
+            checked(place)
