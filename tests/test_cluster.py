@@ -53,7 +53,7 @@ def trace(spec: JobSpec) -> list[str]:
     return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def eventually(condition: Callable[[], bool], within_s: float = 30.0) -> None:
+def eventually(condition: Callable[[], bool], within_s: float = 200.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

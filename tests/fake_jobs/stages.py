@@ -23,14 +23,14 @@ def run(stage: Callable[[ArtifactStore, dict[str, Any]], dict[str, Any]]) -> Non
     spec = json.loads(read_at(sys.argv[1]))
     store = open_store(spec["store"])
     name = f"{spec['stage']}-{spec['index']}"
-    _note(store, f"begin {name} {os.getpid()}")
-    print(f"INFO {name} begins", flush=True)
 
     def stop(signum: int, frame: object) -> None:
         _note(store, f"stopped {name} {os.getpid()}")
         sys.exit(143)
 
     signal.signal(signal.SIGTERM, stop)
+    _note(store, f"begin {name} {os.getpid()}")
+    print(f"INFO {name} begins", flush=True)
     while (Path(store.url).parent / f"hold-{spec['campaign']}").exists():
         time.sleep(0.1)
     result = stage(store, spec)
