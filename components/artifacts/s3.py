@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +41,11 @@ LARGEST_MANIFEST = 256 << 20
 """Bytes: of two million files. More is no folder of ours, and would be read into memory."""
 MOST_ENTRIES = 2_000_000
 """Of files, links and empty folders: the last take few bytes of a manifest, and a folder of the disk."""
+LONGEST_NAME = 1_024
+"""Bytes of UTF-8. A file's path may have four times as many, and need not be of UTF-8."""
 _DATA = ".data"
+_BY_DIGEST = ".digest-"
+"""Begins the names of objects of files that have no name of their own."""
 _PROBES = ".probe"
 _SHA256, _KIND, _WRITER = "longshell-sha256", "longshell-kind", "longshell-writer"
 _PARTS = "longshell-parts"
@@ -139,7 +144,7 @@ class S3Store:
         digest, before = hashlib.sha256(data).hexdigest(), self._tree_digest(key)
 
         def put(path: str) -> None:
-            part, expected = self._parts(key, digest) + path, manifest.files[path]
+            part, expected = _part(self._parts(key, digest), path), manifest.files[path]
             described = {_SHA256: expected.sha256, _KIND: _OBJECT}
             # The same folder again: whoever puts it may want to heal it.
             if before == digest or not _is(self._bucket.head(part), expected):
@@ -219,7 +224,7 @@ class S3Store:
         def fetch(path: str) -> None:
             target = into / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            if not self._bucket.download(parts + path, target, manifest.files[path].size):
+            if not self._bucket.download(_part(parts, path), target, manifest.files[path].size):
                 raise DamagedError(f"store {self._url}: {key} is corrupt: {path} is missing")
             target.chmod(0o755 if manifest.files[path].executable else 0o644)
 
@@ -289,6 +294,14 @@ def _places_of(name: str, digest: str) -> set[str]:
     parts = name.split("/")
     starts = ["/".join([*parts[:cut], _DATA, *parts[cut:]]) for cut in range(len(parts))]
     return {f"{start}/{digest}/" for start in starts}
+
+
+def _part(parts: str, path: str) -> str:
+    """The name of the object of a file: of its path below `parts`, or where no name can be that, of its digest."""
+    plain = f"{parts}{path}"
+    if path.isprintable() and not path.startswith(_BY_DIGEST) and len(plain.encode()) <= LONGEST_NAME:
+        return plain
+    return f"{parts}{_BY_DIGEST}{hashlib.sha256(os.fsencode(path)).hexdigest()}"
 
 
 def _described(data: bytes, kind: str) -> dict[str, str]:

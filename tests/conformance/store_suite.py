@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -103,6 +104,14 @@ class StoreSuite:
         assert (folder / "folder" / "w").read_bytes() == b"1"
         store.put_tree("again", folder)
         assert os.readlink(store.tree("again") / "nowhere") == "not/there"
+
+    def test_files_of_any_name_come_back(self, store: ArtifactStore, tmp_path: Path) -> None:
+        # An agent names them, and what it left is put with its evaluation.
+        odd, long = os.fsdecode(b"odd-\xff"), "/".join(["x" * 250] * 6)
+        files = {odd: b"1", long: b"2", "\n \\": b"3", f".digest-{hashlib.sha256(os.fsencode(odd)).hexdigest()}": b"4"}
+        store.put_tree("m", make_folder(tmp_path / "in", files))
+        folder = store.tree("m")
+        assert {name: (folder / name).read_bytes() for name in files} == files
 
     def test_a_link_out_of_a_folder_is_kept_as_the_file_it_leads_to_and_what_is_none_is_named(
         self, store: ArtifactStore, tmp_path: Path
