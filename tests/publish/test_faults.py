@@ -46,7 +46,7 @@ class Tracked(FolderSource):
     def _measure(self) -> None:
         # A thread of gloo lets go of what it has sent a moment after it has said so.
         until = time.monotonic() + 10
-        while self.alive > self.bound and time.monotonic() < until:
+        while self.most <= self.bound < self.alive and time.monotonic() < until:
             time.sleep(0.001)
         self.most = max(self.most, self.alive)
 

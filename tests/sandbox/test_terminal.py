@@ -103,11 +103,11 @@ async def test_a_program_that_waits_for_input_does_not_settle_until_it_is_fed(bo
 
 async def test_interrupt_ends_a_command_and_even_one_that_ignores_it_can_be_quit(box: Sandbox) -> None:
     terminal = await opened(box)
-    await terminal.send("bash -c 'echo begun; exec sleep 60'\n")
+    await terminal.send("bash -c 'echo begun; exec sleep 600'\n")
     await shown(terminal, "begun")
     assert not await terminal.settle(0.1, at_prompt=True)
     assert (await typed(terminal, "\x03")).endswith("$ ")
-    deaf = 'import signal, time; signal.signal(2, signal.SIG_IGN); print("deaf", flush=True); time.sleep(60)'
+    deaf = 'import signal, time; signal.signal(2, signal.SIG_IGN); print("deaf", flush=True); time.sleep(600)'
     await terminal.send(f"python3 -c '{deaf}'\n")
     await shown(terminal, "deaf")
     await terminal.send("\x03")
