@@ -29,7 +29,7 @@ from components.errors import TaskError, no_space
 from components.pool.bucket import SCHEME, fetch
 from components.pool.task import load_task
 from components.sandbox.archive import Archive, Bounds
-from components.sandbox.unpack import extract
+from components.sandbox.unpack import MOST_FOLDERS, extract
 
 LARGEST_TASK = 256 << 20
 """Bytes of all files of a task. More does not belong into a directory that is copied into boxes."""
@@ -134,6 +134,8 @@ def unsafe(task: Path) -> str | None:
         place, found = path.relative_to(task), path.lstat()
         if not _is_text(str(place)):
             return f"{os.fsencode(place)!r}: the name is no UTF-8"
+        if len(place.parts) > MOST_FOLDERS:  # Python copies and removes folders by recursion.
+            return f"{place.parts[0]}: has more than {MOST_FOLDERS} folders in each other"
         if stat.S_ISLNK(found.st_mode):
             target = os.readlink(path)
             if not _is_text(target):

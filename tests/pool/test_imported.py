@@ -9,6 +9,8 @@ import json
 import lzma
 import os
 import shutil
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from itertools import islice
@@ -126,6 +128,23 @@ def test_a_name_that_is_no_utf_8_is_told_in_letters_that_every_table_takes(sourc
     assert "environment/odd-" in told[SOUND]
     assert "the name is no UTF-8" in told[SOUND]
     json.dumps(told, ensure_ascii=False).encode()
+
+
+def test_a_task_with_folders_in_each_other_without_end_costs_no_other(source: Path, tmp_path: Path) -> None:
+    # A RecursionError ended the import of all.
+    deep = os.open(source / "train-00001" / "tests", os.O_RDONLY)
+    for _ in range(sys.getrecursionlimit() + 100):
+        os.mkdir("a", dir_fd=deep)
+        below = os.open("a", os.O_RDONLY, dir_fd=deep)
+        os.close(deep)
+        deep = below
+    os.close(deep)
+    try:
+        (left_out,) = import_tasks([source], tmp_path / "pool")
+    finally:
+        subprocess.run(["rm", "-rf", source / "train-00001"], check=True)  # Python, pytest above all, could not.
+    assert (left_out.task, left_out.reason) == ("train-00001", "unsafe")
+    assert left_out.detail == "tests: has more than 100 folders in each other"
 
 
 def test_what_a_killed_import_left_is_gone_after_the_next(source: Path, tmp_path: Path) -> None:
