@@ -25,8 +25,8 @@ UNPICKLED = {
     "components/trainer/ranks/__main__.py",
 }
 """Between processes of one user: a socket pair, a socket in a folder that is its user's alone, or behind a token."""
-UNPACKED = {"components/sandbox/unpack.py", "components/sandbox/zygote/transfer.py"}
-"""The second unpacks within a box what the same box's like has packed."""
+UNPACKED = {"components/sandbox/zygote/transfer.py"}
+"""It unpacks within a box what the same box's like has packed. Elsewhere `components.sandbox.unpack` does."""
 OPENED = {"components/sandbox/docker/tools.py", "components/sandbox/zygote/transfer.py"}
 """Where `tarfile.open` is called: to write; and within a box. Elsewhere archives are read as `archive.Archive`."""
 EVALUATED = {"components/harness/harbor.py"}

@@ -5,14 +5,15 @@ have put anything there, so what would is left out, and named; it ends nothing. 
 have, below a file for example, nor more than `archive.Bounds` admits, nor damage.
 
 Python's own filter follows links to see where a member leads, and before 3.11.13 (3.12.11) a path too long to follow
-went through it: one archive could write any file of ours. So nothing here depends on following: no member lies below a
-link, and a link climbs first, at most to the folder, and then only descends (`leads_out`). And where Python cannot make
-a link, it puts the member that it leads to, which no filter has seen and nobody counts: a device, a link that leads
-out. So links are made here (`_link`).
+went through it: one archive could write any file of ours; Debian 12's Python has none. And where Python cannot make a
+link, it puts the member that it leads to, which no filter has seen and nobody counts: a device, a link that leads out.
+So nothing here depends on either: members are judged by their words, and laid one by one. None lies below a link, and
+a link climbs first, at most to the folder, and then only descends (`leads_out`).
 """
 
 from __future__ import annotations
 
+import copy
 import errno
 import io
 import os
@@ -65,17 +66,16 @@ def extract(packed: tarfile.TarFile, member: tarfile.TarInfo, target: Path, left
     Raises:
         OSError: the disk is full, above all.
     """
+    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+        return "neither a file, a folder nor a link"
+    below = copy.copy(member)
+    below.name = member.name.lstrip("/")  # as tar itself
     try:
-        if any(_is_too_long(name, target) for name in (member.name, member.linkname)):
+        if any(_is_too_long(name, target) for name in (below.name, below.linkname)):
             return os.strerror(errno.ENAMETOOLONG)
-        safe = tarfile.data_filter(member, str(target))
-        reason = leads_out(safe, target) or _reason(safe, target, left_out)
-        if reason is None and (safe.issym() or safe.islnk()):
-            _link(safe, target)
-        elif reason is None:
-            packed.extract(safe, target, filter="data")
-    except tarfile.FilterError as error:
-        return type(error).__name__
+        reason = leads_out(below, target) or _reason(below, target, left_out)
+        if reason is None:
+            _lay(packed, below, target)
     except (ValueError, OverflowError):
         return "a name or a time that no file can have"
     except OSError as error:
@@ -150,13 +150,20 @@ def _reason(member: tarfile.TarInfo, target: Path, left_out: Mapping[str, str]) 
     return None if same or not os.path.lexists(path) else "something else is there"
 
 
-def _link(member: tarfile.TarInfo, target: Path) -> None:
-    """Makes a link, unless this very one is there (`_reason`)."""
+def _lay(packed: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    """Makes what a member is: a file that its owner may read and write, and that nobody else may write."""
     path = target / member.name
-    if os.path.lexists(path):
+    if member.isdir():
+        path.mkdir(parents=True, exist_ok=True)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    if member.issym():
+    if member.isreg():
+        packed.makefile(member, path)
+        os.utime(path, (member.mtime, member.mtime))
+        path.chmod(member.mode & (0o755 if member.mode & 0o100 else 0o644) | 0o600)
+    elif os.path.lexists(path):  # this very link (`_reason`)
+        return
+    elif member.issym():
         path.symlink_to(member.linkname)
     else:
         path.hardlink_to(target / member.linkname)

@@ -217,6 +217,21 @@ def test_what_is_unpacked_once_more_is_as_it_was(tmp_path: Path) -> None:
         assert [(tmp_path / "target" / name).read_text() for name in ("file", "hard", "soft")] == ["xxx"] * 3
 
 
+def test_a_file_is_its_owners_to_read_and_write_and_nobody_elses_to_write(tmp_path: Path) -> None:
+    modes = {"open": 0o666, "shut": 0, "program": 0o777, "odd": 0o6011, "stuck": 0o1755}
+    members = [with_mode(entry(f"/{name}", time=86_400.5), mode) for name, mode in modes.items()]
+    assert unpack(packed(*members), tmp_path) == []
+    found = {name: (tmp_path / name).stat() for name in modes}
+    assert {name: oct(stat.S_IMODE(info.st_mode)) for name, info in found.items()} == {
+        "open": "0o644",
+        "shut": "0o600",
+        "program": "0o755",
+        "odd": "0o600",
+        "stuck": "0o755",
+    }
+    assert {(info.st_uid, info.st_mtime) for info in found.values()} == {(os.getuid(), 86_400.5)}
+
+
 def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
