@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ import psutil
 import pytest
 
 from components.artifacts import LocalStore
-from components.cluster import Cluster, JobSpec
+from components.cluster import Cluster, JobSpec, _LogStream
 from components.errors import DamagedError, Failure, JobFailed, ServiceError
 from components.joblog import LogLine
 from tasks.stack import ports
@@ -163,22 +162,55 @@ def test_a_job_that_ray_has_forgotten_is_lost_and_runs_again_under_the_next_name
     assert stopped.value.failure is Failure.STOPPED
 
 
-def test_a_log_stream_that_drops_is_taken_up_again_without_doubles(cluster, spec, monkeypatch) -> None:
+class Dropping:
+    """A client whose stream of a log drops twice, within a line, and begins anew each time, as that of Ray does."""
+
+    text = "INFO hello\nWARNING beware\n  of this\nINFO done\n"
+
+    def __init__(self) -> None:
+        self.drops = 0
+
+    async def tail_job_logs(self, submission_id: str) -> AsyncIterator[str]:
+        for start in range(0, len(self.text), 8):
+            yield self.text[start : start + 8]
+            if start == 16 * self.drops + 8 and self.drops < 2:
+                self.drops += 1
+                raise RuntimeError("the connection is gone")
+
+    def get_job_logs(self, submission_id: str) -> str:
+        return self.text
+
+
+def test_a_log_stream_that_drops_is_taken_up_again_without_doubles() -> None:
+    client = Dropping()
+    stream = _LogStream(client, "job")  # type: ignore[arg-type]
+    stream._thread.join(60)
+    assert client.drops == 2
+    streamed = [line.text for line in stream.take()]
+    assert [*streamed, *(line.text for line in stream.rest())] == client.text.splitlines()
+    assert len(streamed) >= 3
+
+
+@pytest.mark.nightly
+def test_ray_gives_a_log_from_its_start_to_who_takes_it_up_again(cluster, spec, monkeypatch) -> None:
     job = spec("wait")
     submission = cluster.submit(job, {})
-    tail, drops = cluster._client.tail_job_logs, iter([True, True])
+    tail, drops = cluster._client.tail_job_logs, 0
 
     async def dropping(submission_id: str) -> AsyncIterator[str]:
+        nonlocal drops
         async for chunk in tail(submission_id):
             yield chunk
-            if next(drops, False):
+            if drops < 2:
+                drops += 1
                 raise RuntimeError("the connection is gone")
+            Path(job.inputs["release"]).touch()
 
     monkeypatch.setattr(cluster._client, "tail_job_logs", dropping)
     lines: list[str] = []
-    threading.Timer(4.0, Path(job.inputs["release"]).touch).start()
     cluster.follow(job, submission.id, lambda line: lines.append(line.text), lambda: None)
     assert [lines.count(text) for text in ("INFO hello", "WARNING beware", "  of this", "INFO done")] == [1, 1, 1, 1]
+    assert drops == 2
 
 
 def test_a_cluster_that_does_not_answer_is_named(store: LocalStore) -> None:
