@@ -43,7 +43,8 @@ def compare_with_last_night(
     except (LongshellError, ValueError) as error:  # a pool of other tasks, a night of faults, a damaged folder
         get_run_logger().warning("%s is not compared with %s: %s", _label(trials), _label(before), error)
         return
-    tracking.tracker().log_step(run, index, found.metrics(series), time.time_ns() // 1_000_000)
+    now_ms = time.time_ns() // 1_000_000
+    tracking.tracker().log_step(run, index, found.metrics(series), now_ms, f"{series}.vs_previous")
     text = f"# {_label(trials)} beside {_label(before)} on {series}\n\n{describe(found)}\n"
     key = re.sub(r"[^a-z0-9-]+", "-", f"{campaign}-{series}-nightly-comparison".lower())
     create_markdown_artifact(text, key=key)

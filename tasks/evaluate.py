@@ -58,7 +58,7 @@ def _evaluate(config: CampaignConfig, checkpoint: Checkpoint, ask: asks.Ask) -> 
 def _record(config: CampaignConfig, driven: Driven, score: Score, index: int) -> None:
     result, name = score.result, campaign_name(config)
     run = driven.parent if index < NIGHTLY_INDEX else driven.run
-    tracking.tracker().log_step(run, index, result["metrics"], time.time_ns() // 1_000_000)
+    tracking.tracker().log_step(run, index, result["metrics"], time.time_ns() // 1_000_000, result["series"])
     if result["suite"] == HELDOUT and score.pass_rate is not None:
         tracking.registry(name).evaluated(result["checkpoint"], score.pass_rate)
     if trials := result.get("trials"):

@@ -1,8 +1,8 @@
 """Runs and metrics in MLflow.
 
-Invariant: saying the same thing twice, from any process, leaves one record. Runs are found again by a tag; a step is
-logged once, with the time at which it was committed and not the time at which it was logged; the first logged record
-of a step stays, because MLflow cannot replace one.
+Invariant: saying the same thing twice, from any process, leaves one record. Runs are found again by a tag; a step, or a
+part of it, is logged once, with the time at which it was committed and not the time at which it was logged; the first
+logged record stays, because MLflow cannot replace one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from components.naming import EXPERIMENT, anonymous, hidden, run_key, shown
 KEY = "longshell.key"
 """Tag by which a run is found again: `<campaign>` or `<campaign>/<stage>`."""
 COMMITTED = "time/committed_ms"
-"""Metric that marks a step as logged; its value is the step's commit time, exact below 2^53."""
+"""Metric that marks a step as logged; its value is the step's commit time, exact below 2^53. Parts have one each."""
 _PARAM_CHARS = 6_000
 """Longest value MLflow stores of one parameter."""
 
@@ -94,7 +94,7 @@ class Tracker:
     def __init__(self, uri: str, artifacts: Path | None = None) -> None:
         self.uri = uri
         self._lock = threading.Lock()
-        self._logged: dict[str, dict[int, int]] = {}
+        self._logged: dict[tuple[str, str], dict[int, int]] = {}
         self._open(artifacts)
 
     @told
@@ -127,18 +127,22 @@ class Tracker:
         return self._find_or_create(run_key(parent.key, stage), stage, nested)
 
     @told
-    def log_step(self, run: Run, step: int, metrics: Mapping[str, float | None], timestamp_ms: int) -> bool:
+    def log_step(
+        self, run: Run, step: int, metrics: Mapping[str, float | None], timestamp_ms: int, part: str | None = None
+    ) -> bool:
         """Logs a committed step, unless it was logged before; says whether it was now.
 
-        A measurement that is absent (None or NaN) is not logged.
+        A measurement that is absent (None or NaN) is not logged. `part` names what is logged of a step that comes in
+        several, as a night does with every suite: each part is logged once.
         """
-        logged = self._steps(run)
+        mark = COMMITTED if part is None else f"{COMMITTED}.{part}"
+        logged = self._steps(run, mark)
         if step in logged:
             return False
         measured = {
             name: float(value) for name, value in metrics.items() if value is not None and not math.isnan(value)
         }
-        measured[COMMITTED] = float(timestamp_ms)
+        measured[mark] = float(timestamp_ms)
         batch = [Metric(name, value, timestamp_ms, step) for name, value in measured.items()]
         self.client.log_batch(run.run_id, metrics=batch)
         logged[step] = timestamp_ms
@@ -180,12 +184,13 @@ class Tracker:
         """Marks the run as finished or failed. A later attempt may write to it all the same."""
         self.client.set_terminated(run.run_id, "FAILED" if failed else "FINISHED")
 
-    def _steps(self, run: Run) -> dict[int, int]:
-        """Steps that are logged, with their commit times. Read from MLflow once a process."""
-        if run.run_id not in self._logged:
-            history = self.client.get_metric_history(run.run_id, COMMITTED)
-            self._logged[run.run_id] = {item.step: int(item.value) for item in history}
-        return self._logged[run.run_id]
+    def _steps(self, run: Run, mark: str) -> dict[int, int]:
+        """Steps that carry the mark, with their commit times. Read from MLflow once a process."""
+        key = run.run_id, mark
+        if key not in self._logged:
+            history = self.client.get_metric_history(run.run_id, mark)
+            self._logged[key] = {item.step: int(item.value) for item in history}
+        return self._logged[key]
 
     def _find_experiment(self, artifacts: Path | None) -> str:
         if found := self.client.get_experiment_by_name(EXPERIMENT):

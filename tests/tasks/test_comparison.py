@@ -35,7 +35,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     monkeypatch.setattr(comparison, "emit_event", lambda name, **parts: said["event"].append((name, parts)))
     logger = SimpleNamespace(warning=lambda text, *values: said["warning"].append(text % values))
     monkeypatch.setattr(comparison, "get_run_logger", lambda: logger)
-    tracker = SimpleNamespace(log_step=lambda run, step, values, at: said["series"].append((step, values)))
+    tracker = SimpleNamespace(log_step=lambda run, step, values, at, part: said["series"].append((step, part, values)))
     monkeypatch.setattr(comparison.tracking, "tracker", lambda: tracker)
     return said
 
@@ -70,8 +70,8 @@ def test_a_worse_checkpoint_is_told_with_an_event_and_a_better_one_without(
     assert told["artifact"][0][1].startswith(
         "# 2026-11-29-leg-2 beside 2026-11-28-leg-1 on held\n\n**worse**: 100.0% → 45.0%"
     )
-    assert [step for step, _ in told["series"]] == [1_007, 1_007]
-    assert told["series"][0][1]["eval/held/vs_previous/regressed"] == 11
+    assert [(step, part) for step, part, _ in told["series"]] == [(1_007, "held.vs_previous")] * 2
+    assert told["series"][0][2]["eval/held/vs_previous/regressed"] == 11
     [(name, event)] = told["event"]
     assert name == comparison.REGRESSED
     assert event["resource"]["prefect.resource.id"] == "longshell.campaign.Mini-s1"

@@ -79,6 +79,21 @@ def test_the_best_checkpoint_is_told_by_held_out_tasks_in_a_campaign_or_at_night
     assert noted == told
 
 
+def test_the_numbers_of_every_suite_of_a_night_are_a_part_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    logged: list[tuple[str, int, str]] = []
+    tracker = SimpleNamespace(log_step=lambda run, step, values, at, part: logged.append((run, step, part)))
+    monkeypatch.setattr(evaluate.tracking, "tracker", lambda: tracker)
+    monkeypatch.setattr(evaluate, "create_table_artifact", lambda *_, **__: None)
+    config = load(REPOSITORY / "configs" / "miniature.yaml")
+    night, parts = NIGHTLY_INDEX + 739_000, ["tb.m.harbor", "ours.m.harbor"]
+    for part in parts:
+        found = result(metrics={}, series=part, checkpoint="legs/1", mean_reward=0.5)
+        evaluate._record(config, Driven(found, "run", "parent", LocalStore(tmp_path)), Score.of(found, 10), night)
+    assert logged == [("run", night, part) for part in parts]
+
+
 def test_an_artifacts_key_is_one_that_prefect_takes() -> None:
     key = _artifact_key("mini-s1", "2026-11-30-leg-1", "tb.t1_table.harbor")
     assert key == "mini-s1-2026-11-30-leg-1-tb-t1-table-harbor"

@@ -60,6 +60,20 @@ def test_a_step_logged_twice_is_there_once_and_what_was_not_measured_is_absent(t
     assert set(logged) == {"rollout/reward_mean", "gap/engine_token_mean", "time/committed_ms"}
 
 
+def test_every_part_of_a_step_is_logged_and_once(tracker: Tracker, parent: Run) -> None:
+    # The numbers of a night's suites, and its comparisons, were taken for the step of the held-out tasks, and dropped.
+    for value in (1.0, 2.0):
+        fresh = Tracker(tracker.uri)
+        for part in (None, "tb.t1_table.harbor", "tb.t1_table.harbor.vs_previous"):
+            assert fresh.log_step(parent, 5, {f"of/{part}": value}, 1_000, part) == (value == 1.0)
+    logged = tracker.client.get_run(parent.run_id).data.metrics
+    assert {name: value for name, value in logged.items() if name.startswith("of/")} == {
+        "of/None": 1.0,
+        "of/tb.t1_table.harbor": 1.0,
+        "of/tb.t1_table.harbor.vs_previous": 1.0,
+    }
+
+
 @pytest.mark.nightly
 def test_processes_that_open_a_new_database_at_once_all_can(tmp_path: Path) -> None:
     """MLflow's own table creation is not safe against itself: `table … already exists`."""
