@@ -302,6 +302,8 @@ def verdict_of(run: VerifierEnded) -> VerifierReport | InfraFault:
     if not run.tests_whole:
         return VerifierReport({}, False, "tests", f"{TAMPERING}: the tests were changed while they ran")
     if stream is not None and stream.outcome is not None:
+        if stream.outcome and files is not None and files.outcome is None and files.parse_cause:
+            return _fault(run, FaultCause.VERIFIER_BOOTSTRAP, f"all assertions passed, but {files.parse_cause}")
         return _weighed(stream, files)
     if files is not None and files.outcome is not None:
         if stream is not None and stream.assertions:

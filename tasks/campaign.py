@@ -8,7 +8,7 @@ from typing import Any
 
 from components.artifacts import ArtifactStore
 from components.config import CampaignConfig, validate
-from components.errors import ConfigError
+from components.errors import ConfigError, DamagedError
 from components.naming import campaign_key
 from components.planner import require
 from tasks.site import Site
@@ -37,10 +37,15 @@ def check_claim(config: CampaignConfig, store: ArtifactStore) -> None:
 
     Raises:
         ConfigError: lists what differs.
+        DamagedError: the stored one is not what was put.
     """
     if not store.exists(key := claim_key(campaign_name(config))):
         return
-    differences = _differences(_as_today(store.get_json(key)["config"], key), config.model_dump(mode="json"))
+    try:
+        before = store.get_json(key)["config"]
+    except DamagedError as error:
+        raise DamagedError(f"{error}; delete it: the same command writes it again") from error
+    differences = _differences(_as_today(before, key), config.model_dump(mode="json"))
     if differences:
         name = campaign_name(config)
         advice = f"campaign {name} exists with another configuration; choose another name (name=…), or delete it"

@@ -13,6 +13,7 @@ from prefect.artifacts import create_table_artifact
 
 from components.artifacts import ArtifactStore
 from components.config import CampaignConfig
+from components.errors import StoreError
 from tasks import tracking
 from tasks.campaign import campaign_name, claim
 from tasks.results import Checkpoint, Diagnosis, Score
@@ -64,16 +65,23 @@ def summarize(
 
 
 def finished(config: CampaignConfig, store: ArtifactStore) -> tuple[dict[str, Any], str] | None:
-    """The results of a campaign that has ended, and its table as text; None while it has not."""
+    """The results of a campaign that has ended, and its table as text; None while it has not.
+
+    Raises:
+        StoreError: one of the two is lost or damaged.
+    """
     prefix = f"campaigns/{campaign_name(config)}"
     if not store.exists(f"{prefix}/results.json"):
         return None
-    table = store.get_json(f"{prefix}/table.json")
+    try:
+        table, results = (store.get_json(f"{prefix}/{name}.json") for name in ("table", "results"))
+    except StoreError as error:
+        advice = f"delete {prefix}/results.json: the same command makes both again, from the stages' results"
+        raise type(error)(f"{error}; {advice}") from error
     links = {name: value for name, value in table["links"].items() if value}
     lines = [
         f"{name}: {value}" + " (with `make ui` up)" * str(value).startswith("http") for name, value in links.items()
     ]
-    results = store.get_json(f"{prefix}/results.json")
     lines.insert(0, f"minutes: {results['minutes']:.1f} in all; of a row, those that made its checkpoint")
     return results, "\n".join([render(table["rows"]), "", *lines])
 

@@ -7,6 +7,7 @@ luck; `make properties` draws new ones.
 from __future__ import annotations
 
 import os
+import signal
 
 import hypothesis
 import pytest
@@ -15,6 +16,8 @@ os.environ["RAY_AUTH_MODE"] = "token"  # Ray reads it once, when it is imported:
 hypothesis.settings.register_profile("drawn", deadline=None)  # Three sessions share two cores.
 hypothesis.settings.register_profile("same", hypothesis.settings.get_profile("drawn"), derandomize=True)
 hypothesis.settings.load_profile("same")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # A shell that puts `make test` in the background ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 SLOW = ("flows", "test_faults.py")
 
 

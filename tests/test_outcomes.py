@@ -128,6 +128,10 @@ FAULTY_VERIFIER = {
     "its program is not there": (VerifierEnded(127, said="bash: /tests/test.sh: No such file"), BOOT),
     "it exits with 255": (VerifierEnded(255), BOOT),
     "its verdict cannot be read": (VerifierEnded(0, files=VerifierReport({}, None, "files", "not a number")), BOOT),
+    "its verdict cannot be read beside a good report": (
+        VerifierEnded(0, stream=SOLVED, files=VerifierReport({}, None, "files", "reward.txt: not a finite number")),
+        BOOT,
+    ),
     "its report names nothing": (VerifierEnded(0, stream=stream(None, cause="the report names no assertions")), BOOT),
     "it ran out of time": (VerifierEnded(None, timed_out=True, timeout_s=9.0), LATE),
     "it ran out of time under way": (VerifierEnded(None, timed_out=True, timeout_s=9.0, stream=BROKEN_OFF), LATE),
@@ -143,6 +147,11 @@ TAMPERED = "tampering: reward.txt says 1"
 VERDICTS = {
     "all passed, on our channel": (VerifierEnded(0, stream=SOLVED), True, None),
     "one failed, on our channel": (VerifierEnded(0, stream=UNSOLVED), False, None),
+    "one failed, and the script's verdict cannot be read": (
+        VerifierEnded(0, stream=UNSOLVED, files=VerifierReport({}, None, "files", "reward.txt: not a number")),
+        False,
+        None,
+    ),
     "both say so": (VerifierEnded(0, stream=SOLVED, files=wrote(True)), True, None),
     "the script asks for more": (VerifierEnded(0, stream=SOLVED, files=wrote(False)), False, None),
     "the script says more than its tests": (
@@ -253,7 +262,8 @@ def test_no_pass_without_one_and_no_zero_without_a_verdict(run):
     if isinstance(meaning, InfraFault):
         assert run.tests_whole
         assert meaning.cause in (BOOT, LATE, KILLED)
-        assert given_verdicts in ([], [False])
+        unread = run.files is not None and run.files.outcome is None and run.files.parse_cause
+        assert given_verdicts in ([], [False], *([[True]] if unread else []))
         return
     assert meaning.outcome is not None
     assert given_verdicts or not run.tests_whole

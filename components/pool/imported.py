@@ -240,11 +240,16 @@ def _whole(source: Path, scratch: Path, refused: list[LeftOut]) -> tuple[list[Pa
     return [task for task in tasks if task.name not in spoiled], list(spoiled.values())
 
 
+def _may_be_task(path: Path) -> bool:
+    """A folder, or a link that leads nowhere: who put it there meant one."""
+    return path.is_dir() or (path.is_symlink() and not path.exists())
+
+
 def _task_folders(folder: Path) -> list[Path]:
     """The folder itself where it is a task; else its subfolders, or those of the only one that it has."""
     if (folder / "task.toml").is_file():
         return [folder]
-    inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    inside = sorted(path for path in folder.iterdir() if _may_be_task(path) and not path.name.startswith("."))
     if len(inside) == 1 and not any((inside[0] / name).exists() for name in ("task.toml", "instruction.md")):
         return _task_folders(inside[0])
     return inside

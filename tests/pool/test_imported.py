@@ -76,6 +76,8 @@ def break_in_every_way(source: Path) -> dict[str, tuple[str, str]]:
     del expected[odd.name]
     expected["-rf task"] = "unsafe", "the name '-rf task'"
     odd.rename(source / "-rf task")
+    (source / "gone").symlink_to("nowhere")
+    expected["gone"] = "unsafe", "is a link"
     return expected
 
 

@@ -14,7 +14,7 @@ from tokenizers.models import WordLevel
 from components.artifacts import LocalStore
 from components.cluster import REPOSITORY, JobSpec
 from components.config import CampaignConfig, load
-from components.errors import ConfigError, Failure, JobFailed, ServiceError, StopReason
+from components.errors import ConfigError, DamagedError, Failure, JobFailed, ServiceError, StopReason
 from components.records import Reward, TaskRef, Trial, Turn, VerifierReport
 from components.rollout import Ledger, Origin, Outcome, save_batch
 from components.tracking import Run, Tracker
@@ -200,6 +200,16 @@ def test_a_finished_campaign_says_on_how_many_trials_and_how_long_it_took_in_all
     assert leg.split()[:4] == ["leg-1", "90.0%", "–", "64"]
     assert older.split()[:4] == ["older", "–", "–", "–"], "a table of before trials were told"
     assert "minutes: 15.6 in all; of a row, those that made its checkpoint" in rest
+    (Path(store.url) / "campaigns/miniature-s1/table.json").resolve().write_text("{")
+    with pytest.raises(DamagedError, match=r"delete campaigns/miniature-s1/results\.json: the same command makes both"):
+        summary.finished(config, store)
+
+
+def test_a_damaged_claim_says_what_to_do(store: LocalStore) -> None:
+    campaign.claim(miniature(), store)
+    (Path(store.url) / campaign.claim_key("miniature-s1")).resolve().write_text("{")
+    with pytest.raises(DamagedError, match="delete it: the same command writes it again"):
+        campaign.check_claim(miniature(), store)
 
 
 def test_some_stored_trials_become_traces_failures_first_each_once(store: LocalStore, watched, tmp_path: Path) -> None:
