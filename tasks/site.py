@@ -65,6 +65,8 @@ class Site:
         prefect = env.get("LONGSHELL_PREFECT_DATABASE")
         if prefect and not prefect.startswith(_POSTGRESQL):
             problems.append("LONGSHELL_PREFECT_DATABASE is not of the form postgresql://user:password@host/name")
+        if mlflow and not mlflow.startswith((*_SERVER, *_POSTGRESQL, "sqlite:///")):
+            problems.append("MLFLOW_TRACKING_URI is none of https://…, postgresql://… and sqlite:///…")
         if mlflow and mlflow.startswith(_POSTGRESQL) and find_spec("psycopg2") is None:
             problems.append("MLFLOW_TRACKING_URI: PostgreSQL needs psycopg2: install longshell[postgres]")
         if problems:

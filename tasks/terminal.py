@@ -30,13 +30,15 @@ def tell(error: Exception) -> int:
     if failure is Failure.PROGRAM and not isinstance(error, LongshellError):
         traceback.print_exception(error)
     print(f"\n{brief(told)}", file=sys.stderr)
-    if failure is Failure.INFRASTRUCTURE:
+    if failure in (Failure.INFRASTRUCTURE, Failure.STOPPED):
         print("What is done is kept: the same command continues", file=sys.stderr)
     return EXIT_REFUSED if failure is Failure.REFUSED else EXIT_FAILED
 
 
 def brief(error: Exception) -> str:
     """An error in words. Of a job, its own last words: its log has been shown already."""
+    if isinstance(error, JobFailed) and error.failure is Failure.STOPPED:
+        return f"Ray job {error.submission_id} was stopped: by a person, or with another run that followed it"
     if isinstance(error, JobFailed):
         *_, last = error.tail.splitlines() or ["(no output)"]
         return f"Ray job {error.submission_id} ended {error.status}: {error.reason or last}"

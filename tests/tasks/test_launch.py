@@ -63,6 +63,13 @@ def test_a_port_that_is_no_port_is_refused(refused: Callable[..., str], monkeypa
     assert "LONGSHELL_PREFECT_PORT: 'x' is not a port number" in refused()
 
 
+def test_an_mlflow_of_no_known_kind_is_refused(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "bogus://u:hunter2@x")
+    message = refused()
+    assert "MLFLOW_TRACKING_URI is none of" in message
+    assert "hunter2" not in message
+
+
 def test_an_occupied_port_is_refused(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -154,6 +161,8 @@ def test_only_a_fault_of_the_program_comes_with_a_traceback(capsys: pytest.Captu
     assert (code, len(text.splitlines())) == (2, 1)
     job = JobFailed("m-s1-rl-1", "FAILED with exit code 1", "ERROR x\nERROR KeyError: 'y'", Failure.PROGRAM)
     assert told(job) == (1, "Ray job m-s1-rl-1 ended FAILED with exit code 1: KeyError: 'y'")
+    job = JobFailed("m-s1-rl-1", "STOPPED", "INFO step 3", Failure.STOPPED)
+    assert "m-s1-rl-1 was stopped: by a person, or with another run that followed it" in told(job)[1]
     assert told(ServiceError("Ray is away")) == (1, "Ray is away\nWhat is done is kept: the same command continues")
     code, text = told(KeyError("bug"))
     assert code == 1
