@@ -32,7 +32,10 @@ def main() -> int:
             return _become_worker(site)
         stack = Stack(site, lambda line: print(line, file=sys.stderr, flush=True))
         if command == "down":
+            users = ", ".join(map(str, stack.users()))
             stopped = stack.down()
+            if users:
+                print(f"processes {users} used them: they will fail, and the same commands continue", file=sys.stderr)
             print(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
             return 0
         with explaining(site):

@@ -25,6 +25,8 @@ RESUMABLE = "resumable"
 """Flow runs with this tag are brought back after a crash."""
 MAX_RUNS = 5
 """A flow run that crashed this often stays crashed, for a person to look at."""
+DEPLOY_S = 300
+"""Until `prefect deploy`, which takes some ten seconds, counts as hung."""
 _SETTLED_S = 20
 _TAKEN_UP = ("AwaitingRetry", "Scheduled", "Pending", "Submitting", "Running", "Cancelled", "Completed")
 _FLOW_RUN = {"prefect.resource.id": "prefect.flow-run.*"}
@@ -80,16 +82,18 @@ def provision(environment: Mapping[str, str]) -> None:
     """Installs everything on the server that the current settings point to.
 
     Raises:
-        ServiceError: `prefect deploy` refused.
+        ServiceError: `prefect deploy` refused, or did not end.
     """
     with get_client(sync_client=True) as client, suppress(ObjectAlreadyExists):
         client.create_work_pool(WorkPoolCreate(name=WORK_POOL, type="process"))
     for automation in automations():
         _install(automation)
     command = [str(Path(sys.executable).parent / "prefect"), "--no-prompt", "deploy", "--all"]
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env={**os.environ, **environment}, text=True, capture_output=True, timeout=300
-    )
+    variables = {**os.environ, **environment}
+    try:
+        done = subprocess.run(command, cwd=REPOSITORY, env=variables, text=True, capture_output=True, timeout=DEPLOY_S)
+    except subprocess.TimeoutExpired as error:
+        raise ServiceError(f"prefect deploy --all did not end within {DEPLOY_S} s: repeat it") from error
     if done.returncode:
         raise ServiceError(f"prefect deploy --all failed:\n{done.stdout}\n{done.stderr}")
 

@@ -107,6 +107,11 @@ class Stack:
         record = self._read()
         return [name for name in record.services if record.alive(name)]
 
+    def users(self) -> list[int]:
+        """Processes that use the stack for the duration of a command."""
+        with self._lock():
+            return [int(lease.stem) for lease in self._users()]
+
     def down(self) -> list[str]:
         """Stops everything on record; gives the names of the services that were running."""
         with self._lock():

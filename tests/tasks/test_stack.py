@@ -145,6 +145,7 @@ def test_the_last_user_of_a_session_stops_the_stack_and_dead_users_do_not_count(
     lease.write_text(json.dumps({"pid": other.pid, "started": Identity.of(other.pid).started}))
     with stack.session(["one"]):
         assert stack.running() == ["one"]
+        assert set(stack.users()) == {os.getpid(), other.pid}
     assert stack.running() == ["one"], "another process still uses it"
     other.kill()
     other.wait()
