@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -24,6 +23,7 @@ from components.errors import DamagedError, Failure, JobFailed, ServiceError
 from components.joblog import LogLine
 from tasks.stack import ports
 from tests import services
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,13 +50,6 @@ def spec(tmp_path: Path) -> Callable[..., JobSpec]:
 def trace(spec: JobSpec) -> list[str]:
     path = Path(spec.inputs["trace"])
     return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 200.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def follow(cluster: Cluster, spec: JobSpec) -> tuple[str, dict, list[LogLine]]:

@@ -94,7 +94,8 @@ class SandboxSuite:
         mark = "3141.59"
         script = f"(setsid sleep {mark} &) ; setsid bash -c 'sleep {mark} & sleep {mark}' & echo before; sleep {mark}"
         result = await until_said(box, ["bash", "-c", script], timeout_s=0.4)
-        assert (result.exit_code, result.timed_out, result.output) == (None, True, b"before\n")
+        assert (result.exit_code, result.timed_out) == (None, True)
+        assert result.output.startswith(b"before\n")  # The shell may get to say that its child was killed.
         count = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c '^sleep 3141[.]59\\|[^c]sleep 3141[.]59'"
         assert (await sh(box, count))[1] == "0\n"
         await box.stop()

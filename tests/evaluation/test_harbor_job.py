@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from components.errors import ConfigError, ServiceError
 from components.evaluation import under_profile
 from components.evaluation.harbor import find_python, harbor_environment, install, job_config, run_job
 from tests.evaluation.harbor_files import result
+from tests.waiting import eventually
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 STAND_IN = f"""#!{sys.executable}
@@ -81,18 +81,17 @@ async def test_a_job_that_fails_is_an_error_with_its_last_words(tmp_path: Path, 
         await run_job(stand_in, asked(tmp_path, "broken"), url=None, log=tmp_path / "log", tell=print)
 
 
-async def eventually(path: Path) -> str:
-    for _ in range(1_000):
-        if path.is_file() and path.read_text():
-            return path.read_text()
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"{path} does not appear")
+def waiting_harbor(folder: Path) -> int:
+    """The stand-in's process, when it is at its slow task."""
+    place = folder / "waiting"
+    eventually(lambda: place.is_file() and place.read_text() != "")
+    return int(place.read_text())
 
 
 async def test_a_cancelled_job_ends_its_processes_and_is_continued_by_its_name(tmp_path: Path, stand_in: Path) -> None:
     job, folder = asked(tmp_path, "a", "slow", "b"), tmp_path / "jobs" / "tb"
     running = asyncio.create_task(run_job(stand_in, job, url="http://x:1", log=tmp_path / "log", tell=print))
-    process = int(await eventually(folder / "waiting"))
+    process = await asyncio.to_thread(waiting_harbor, folder)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -115,13 +114,10 @@ asyncio.run(run_job(pathlib.Path(venv), json.loads(job), url=None, log=pathlib.P
 async def test_harbor_does_not_outlive_a_job_that_is_killed(tmp_path: Path, stand_in: Path) -> None:
     argv = [sys.executable, "-c", PARENT, str(stand_in), json.dumps(asked(tmp_path, "slow")), str(tmp_path / "log")]
     parent = subprocess.Popen(argv, cwd=CONFIGS.parent)
-    process = psutil.Process(int(await eventually(tmp_path / "jobs" / "tb" / "waiting")))
+    process = psutil.Process(await asyncio.to_thread(waiting_harbor, tmp_path / "jobs" / "tb"))
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    deadline = time.monotonic() + 10
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
+    eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_harbor_is_asked_for_what_the_profile_and_the_sandbox_say() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from uuid import UUID
@@ -18,7 +17,7 @@ from prefect.client.orchestration import SyncPrefectClient
 
 from components.config import load
 from tasks.defaults import REPOSITORY
-from tests import services
+from tests import services, waiting
 
 CAMPAIGN = "abandoned-s1"
 HEARTBEAT = "prefect.flow-run.heartbeat"
@@ -66,10 +65,6 @@ def heartbeats(client: SyncPrefectClient, run: UUID) -> int:
     return int(client.request("POST", "/events/filter", json={"filter": asked}).json()["total"])
 
 
-def eventually(condition: Callable[[], bool], within_s: float = 400.0) -> None:
-    """Waits for a condition."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        log = services.stack().log("worker").read_text()[-3000:]
-        assert time.monotonic() < deadline, f"it did not happen in time; the worker: {log}"
-        time.sleep(0.2)
+def eventually(condition: Callable[[], bool]) -> None:
+    """Waits for a condition; who waits in vain reads what the worker said."""
+    waiting.eventually(condition, 400.0, lambda: services.stack().log("worker").read_text()[-3000:])

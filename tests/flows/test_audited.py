@@ -12,7 +12,8 @@ import pytest
 from components.pool import Pool
 from components.tracking import Tracker
 from tests.curation.scripted_judge import ScriptedJudge, opinion
-from tests.flows.test_campaign import Campaign, eventually
+from tests.flows.test_campaign import Campaign
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.nightly, pytest.mark.e2e, pytest.mark.timeout(900)]
 TASKS, SAMPLES, CONCURRENCY = 14, 3, 2

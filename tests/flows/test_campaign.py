@@ -8,8 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from components.tracking import Tracker
 from tasks.plan import course
 from tests import services
 from tests.disks import small_disk
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
@@ -89,13 +89,6 @@ def campaign(tmp_path: Path) -> Iterator[Campaign]:
     made.close()
 
 
-def eventually(condition: Callable[[], bool], within_s: float = 300.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
-
-
 def test_a_campaign_survives_the_death_of_its_job_and_of_its_flow_and_logs_no_step_twice(campaign: Campaign) -> None:
     (campaign.folder / "slow").touch()
     overrides = ("rl.legs=1", "rl.leg_steps=4", "ppo.critic.warmup={steps: 2, tasks: 64}")
@@ -152,7 +145,7 @@ def test_an_interrupt_stops_the_jobs_of_the_run(campaign: Campaign) -> None:
     eventually(lambda: "begin curate-0" in campaign.trace())
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=300) == 130
-    eventually(lambda: "stopped curate-0" in campaign.trace(), within_s=10)
+    eventually(lambda: "stopped curate-0" in campaign.trace())
     assert "the same command continues" in campaign.errors()
 
 

@@ -18,7 +18,7 @@ from components.config import load
 from tasks.stack import settings
 from tests import services
 from tests.flows import abandoned
-from tests.flows.test_campaign import eventually
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]

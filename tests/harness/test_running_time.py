@@ -1,43 +1,11 @@
 """A trial's clock stands while it waits."""
 
 import asyncio
-import functools
-import selectors
 
 import pytest
 
 from components.harness import RunningTime
-
-
-class Skipping(selectors.DefaultSelector):
-    """Waits for nothing: the time that it was to wait has passed at once."""
-
-    now = 0.0
-
-    def select(self, timeout=None):
-        if timeout is not None:
-            self.now += timeout
-        return super().select(timeout and 0)
-
-
-class SkippingLoop(asyncio.SelectorEventLoop):
-    """Whose time passes only in waiting, as long as was asked for."""
-
-    def __init__(self):
-        self._skipping = Skipping()
-        super().__init__(self._skipping)
-
-    def time(self):
-        return self._skipping.now
-
-
-def in_skipped_time(test):
-    @functools.wraps(test)
-    def run():
-        with asyncio.Runner(loop_factory=SkippingLoop) as runner:
-            runner.run(test())
-
-    return run
+from tests.waiting import in_skipped_time
 
 
 def now():

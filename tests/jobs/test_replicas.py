@@ -29,6 +29,7 @@ from tests.sampler import fake
 from tests.sampler.conftest import Oracle, model_folder, oracle, other_folder, other_oracle
 from tests.sampler.fleet.parts import Launch, draw, fleet_of, pid_of, until
 from tests.sampler.real import SGLANG, START_TIMEOUT_S, real_sglang
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +49,6 @@ def address(ray_token: Path) -> Iterator[str]:
 def launch(address: str) -> Iterator[Launch]:
     yield RayLauncher
     eventually(lambda: not actors())
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 async def test_a_killed_replica_is_told_and_its_processes_are_gone_when_its_launcher_is_closed(

@@ -11,6 +11,7 @@ import pytest
 from components.errors import FaultCause, InfraFault
 from components.publish import barrier
 from components.publish.barrier import Publication, Roll, at_barrier
+from tests.waiting import SkippingLoop
 
 
 class Diary:
@@ -31,25 +32,6 @@ class Diary:
             return self
 
         return call
-
-
-class VirtualTime(asyncio.SelectorEventLoop):
-    """A loop in which only waiting takes time, and then at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._now = 0.0
-        select = self._selector.select  # type: ignore[attr-defined]
-
-        def skip(timeout: float | None) -> Any:
-            assert timeout is not None, "it waits for nothing"
-            self._now += timeout
-            return select(0)
-
-        self._selector.select = skip  # type: ignore[attr-defined]
-
-    def time(self) -> float:
-        return self._now
 
 
 async def run(samplers: list[Diary], timeout_s: float = 60.0) -> Publication:
@@ -102,7 +84,7 @@ async def test_one_that_fails_anywhere_is_asked_nothing_more() -> None:
 def test_one_that_hangs_anywhere_leaves_the_others_time_and_is_named_late(monkeypatch: pytest.MonkeyPatch) -> None:
     for call in ("pause", "update_weights", "resume"):
         hanging, fine = Diary(hangs=call), Diary()
-        with asyncio.Runner(loop_factory=VirtualTime) as runner:
+        with asyncio.Runner(loop_factory=SkippingLoop) as runner:
             monkeypatch.setattr(barrier, "time", SimpleNamespace(monotonic=runner.get_loop().time))
             publication = runner.run(run([hanging, fine], timeout_s=20.0))
         assert list(publication.lost) == [0]

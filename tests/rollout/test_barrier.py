@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from components.harness import RunningTime
 from components.rollout import Barrier
+from tests.waiting import in_skipped_time
 
 
+@in_skipped_time
 async def test_closing_waits_for_the_draws_in_flight_and_holds_the_next_ones():
     barrier, log, release = Barrier(), [], asyncio.Event()
 
@@ -35,6 +37,7 @@ async def test_closing_waits_for_the_draws_in_flight_and_holds_the_next_ones():
     assert log == [3, 4]
 
 
+@in_skipped_time
 async def test_waiting_at_it_costs_a_trial_none_of_its_time():
     barrier, clock = Barrier(), RunningTime()
 

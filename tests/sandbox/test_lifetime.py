@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from components.sandbox.zygote import cgroups
 from tests.conformance.sandbox_suite import sh
 from tests.sandbox.conftest import NOBODY, SMALL, needs_root
 from tests.sandbox.small_root import NAME, small_base
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 REPOSITORY = Path(__file__).parents[2]
@@ -63,16 +63,6 @@ asyncio.run(main())
 """
 
 
-def eventually(condition: Callable[[], bool], patience_s: float = 10.0) -> bool:
-    """Whether it comes true in time."""
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def running(argument: str) -> list[int]:
     """Processes of the whole machine with this argument."""
     found = []
@@ -108,12 +98,12 @@ def start_manager(isolation: str, state_dir: Path, mark: str) -> tuple[subproces
 async def test_a_killed_manager_leaves_nothing(isolation: str, tmp_path: Path) -> None:
     mark = f"86{os.getpid()}.{len(isolation)}"
     manager, lease, zygote = start_manager(isolation, tmp_path, mark)
-    assert eventually(lambda: len(running(mark)) == 3 + 1)  # the manager has it among its arguments too
+    eventually(lambda: len(running(mark)) == 3 + 1)  # the manager has it among its arguments too
     manager.kill()
     manager.wait()
-    assert eventually(lambda: not running(mark))
-    assert eventually(lambda: not Path(f"/proc/{zygote}").exists())
-    assert eventually(lambda: not groups_of(lease))
+    eventually(lambda: not running(mark))
+    eventually(lambda: not Path(f"/proc/{zygote}").exists())
+    eventually(lambda: not groups_of(lease))
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
     assert leases.sweep(tmp_path / "leases", tmp_path / "boxes") == [lease]
     assert not list((tmp_path / "leases").iterdir()) + list((tmp_path / "boxes").iterdir())
@@ -127,7 +117,7 @@ async def test_a_manager_killed_with_its_zygote_is_swept_by_the_next(tmp_path: P
     os.kill(zygote, signal.SIGKILL)
     manager.kill()
     manager.wait()
-    assert eventually(lambda: not running(mark))
+    eventually(lambda: not running(mark))
     assert groups_of(lease)
     opened = await open_backend(SandboxConfig(), tmp_path)
     assert not groups_of(lease)
@@ -207,7 +197,7 @@ async def test_a_living_backend_beats_and_sweeps(tmp_path: Path, monkeypatch: py
     os.utime(lease, (0, 0))
     heartbeat = leases.Heartbeat(lease, tmp_path / "boxes")
     heartbeat.start()
-    assert await asyncio.to_thread(eventually, lambda: not (tmp_path / "leases" / "ended.json").exists())
+    await asyncio.to_thread(eventually, lambda: not (tmp_path / "leases" / "ended.json").exists())
     assert lease.stat().st_mtime > 0
     heartbeat.stop()
 
@@ -240,7 +230,7 @@ async def test_the_zygote_s_death_is_a_fault_for_everyone_and_ends_every_box(tmp
     with pytest.raises(InfraFault) as caught:
         await pending
     assert caught.value.cause is FaultCause.SANDBOX
-    assert eventually(lambda: not running(mark))
+    eventually(lambda: not running(mark))
     with pytest.raises(InfraFault):
         await opened.start(SMALL)
     with pytest.raises(InfraFault):
@@ -273,7 +263,7 @@ async def test_whenever_a_manager_is_killed_the_next_pass_leaves_nothing(seed: i
         os.kill(chance.choice(zygotes), signal.SIGKILL)
     manager.kill()
     manager.wait()
-    assert eventually(lambda: not running(mark))
+    eventually(lambda: not running(mark))
     for path in (tmp_path / "leases").glob("*.tmp"):
         os.utime(path, (0, 0))
     opened = await open_backend(SandboxConfig(images=str(images), min_free_mb=0), tmp_path)
@@ -285,7 +275,7 @@ async def test_whenever_a_manager_is_killed_the_next_pass_leaves_nothing(seed: i
     hierarchies = cgroups.find()
     assert hierarchies is not None
     families = [Path(group).parent for group in hierarchies.groups("any")]
-    assert eventually(lambda: not [left for family in families for left in family.glob(f"{manager.pid}-*")])
+    eventually(lambda: not [left for family in families for left in family.glob(f"{manager.pid}-*")])
     assert not running(mark)
 
 
@@ -322,7 +312,7 @@ async def test_a_box_that_dies_is_a_fault_and_leaves_the_others(root_backend: Zy
     first, second = await asyncio.gather(root_backend.start(SMALL), root_backend.start(SMALL))
     mark = f"89{os.getpid()}.5"
     pending = asyncio.create_task(first.exec(["sleep", mark], timeout_s=60))
-    assert await asyncio.to_thread(eventually, lambda: len(running(mark)) == 1)
+    await asyncio.to_thread(eventually, lambda: len(running(mark)) == 1)
     parent = int(Path(f"/proc/{running(mark)[0]}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(parent, signal.SIGKILL)
     with pytest.raises(InfraFault):
