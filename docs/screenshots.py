@@ -17,6 +17,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
@@ -27,8 +28,11 @@ WIDTH, HEIGHT = 1600, 1000
 MAX_BYTES = 400_000
 WAIT_S = 90.0
 
-METRICS = "gap/(engine|policy|total)_token_mean$|rollout/(reward_mean|turns_mean|carried)$"
-"""What the MLflow picture shows, as its search box takes it: two rows of three charts."""
+CHARTS = {
+    "mlflow-run.png": ("gap/(engine|policy|total)_token_mean$|rollout/(reward_mean|turns_mean|carried)$", 3, 1800),
+    "mlflow-counts.png": ("rollout/(launched|cancelled)$|critic/explained_variance$|tito/drift$", 2, 2400),
+}
+"""Of each MLflow picture: what the search box is told, how many of it are of `rollout`, how wide its page is."""
 HIDDEN = ".modebar, [data-assistant-ui] {display: none !important}"
 """MLflow's: tool bars that lie over the curves where there is no mouse, and its assistant's button."""
 
@@ -114,7 +118,7 @@ def prefect_pictures(camera: Camera, prefect: str, campaign: str) -> None:
     camera.take("prefect-leg.png")
 
 
-def mlflow_picture(camera: Camera, mlflow: str, campaign: str) -> None:
+def mlflow_pictures(camera: Camera, mlflow: str, campaign: str) -> None:
     """The charts of the campaign's RL stage."""
     client = MlflowClient(mlflow)
     experiments = [item.experiment_id for item in client.search_experiments()]
@@ -122,19 +126,21 @@ def mlflow_picture(camera: Camera, mlflow: str, campaign: str) -> None:
     children = f"tags.`mlflow.parentRunId` = '{parent.info.run_id}' and attributes.run_name = 'rl'"
     [run] = client.search_runs(experiments, children)
 
-    camera.size(1800, 1125)
+    camera.size(WIDTH, HEIGHT)
     page = f"{mlflow}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}/model-metrics"
     camera.open(page)
     camera.see("//button[@aria-label='Close']").click()  # The assistant.
     camera.click("*[@role='button']", "Model training")  # Remembered; leads away from the page.
     camera.see("//*[normalize-space()='Model registry' or normalize-space()='Models']")
-    camera.open(page)
-    camera.see("//input[@placeholder='Search metric charts']").send_keys(METRICS)
-    camera.driver.execute_script(
-        "document.head.appendChild(document.createElement('style')).textContent = arguments[0]", HIDDEN
-    )
-    camera.see("//*[normalize-space()='rollout(3)']")
-    camera.take("mlflow-run.png")
+    for name, (metrics, rollout, width) in CHARTS.items():
+        camera.size(width, width * HEIGHT // WIDTH)
+        camera.open(page)
+        camera.see("//input[@placeholder='Search metric charts']").send_keys(Keys.CONTROL, "a", Keys.NULL, metrics)
+        camera.driver.execute_script(
+            "document.head.appendChild(document.createElement('style')).textContent = arguments[0]", HIDDEN
+        )
+        camera.see(f"//*[normalize-space()='rollout({rollout})']")
+        camera.take(name)
 
 
 def trajectory_picture(camera: Camera, store: ArtifactStore, campaign: str) -> None:
@@ -165,7 +171,7 @@ def main() -> None:
         camera = Camera(profile)
         try:
             prefect_pictures(camera, arguments.prefect, arguments.campaign)
-            mlflow_picture(camera, arguments.mlflow, arguments.campaign)
+            mlflow_pictures(camera, arguments.mlflow, arguments.campaign)
             trajectory_picture(camera, open_store(arguments.store), arguments.campaign)
         finally:
             camera.driver.quit()
