@@ -51,6 +51,16 @@ def take(run: str, home: Path, patience_s: float = PATIENCE_S) -> int | None:
     return None
 
 
+def abandoned(home: Path) -> list[str]:
+    """Flow runs that a process of this machine had, and none has now: most of them have ended as they should."""
+    return [path.stem for path in sorted((home / "runs").glob("*.lock")) if _is_free(path)]
+
+
+def _is_free(path: Path) -> bool:
+    with path.open("a+") as lock:
+        return _locked(lock)
+
+
 def _locked(lock: IO[str]) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

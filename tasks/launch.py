@@ -26,6 +26,7 @@ from components.config import CampaignConfig
 from tasks.drive import stop_followed
 from tasks.given import require_given
 from tasks.plan import require_ready, require_sound, tell_plan
+from tasks.reconcile import crash_abandoned
 from tasks.site import Site
 from tasks.space import explaining, require
 from tasks.stack import settings
@@ -84,6 +85,7 @@ def _run(flow: Flow[..., Any], config: CampaignConfig, site: Site, stack: Stack)
     services = [name for name in ("prefect", "ray") if name not in site.given]
     with _unwinding(), stack.session(services):
         settings.apply(settings.environment(site))
+        crash_abandoned(site)
         quiet()
         interrupts = _Interrupts()
         try:

@@ -51,6 +51,7 @@ def main() -> int:
 
 def _up(stack: Stack, site: Site) -> None:
     """All that is not given, with the deployments installed; when anything fails, nothing outlives what ran before."""
+    from tasks.reconcile import crash_abandoned
     from tasks.stack.provision import provision
 
     print("starting the stack (half a minute; longer the first time)", file=sys.stderr, flush=True)
@@ -62,6 +63,7 @@ def _up(stack: Stack, site: Site) -> None:
         values = settings.environment(site)
         settings.apply(values)
         provision(values)
+        crash_abandoned(site)
         stack.up((*ours, "worker"), pin=True)
     except BaseException:
         if not found:
