@@ -32,7 +32,9 @@ def campaign(config: CampaignConfig = MINIATURE) -> dict[str, Any]:
     pool = curate(config)
 
     base = base_model(config, pool)
-    evaluations = [evaluate.submit(config, pool, base, trials, index=0)]
+    evaluations: list[Any] = [
+        evaluate.submit(config, pool, base, trials, index=0)
+    ]  # A task that gets one waits for it.
     tuned = sft(config, pool, base)
     evaluations.append(evaluate.submit(config, pool, tuned, trials, index=1))
 

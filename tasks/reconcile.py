@@ -10,7 +10,7 @@ from uuid import UUID
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterState, FlowRunFilterStateType
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import State, StateType
 from prefect.states import Crashed
 
 from tasks import alone
@@ -29,6 +29,6 @@ def crash_abandoned(site: Site) -> list[str]:
     with get_client(sync_client=True) as client:
         runs = [run for run in client.read_flow_runs(flow_run_filter=wanted) if run.deployment_id is None]
         for run in runs:
-            told = Crashed(message="its process was killed; the same command continues its campaign")
+            told: State[None] = Crashed(message="its process was killed; the same command continues its campaign")
             client.set_flow_run_state(run.id, told, force=True)
     return [run.name for run in runs]

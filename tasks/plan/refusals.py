@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from components.artifacts import ArtifactStore, existing_store, open_store
+from components.artifacts import ArtifactStore, existing_store, open_store, store_url
 from components.config import CampaignConfig, Readable, read, readable, validate
 from components.errors import ConfigError, NoSpaceError, NoStoreError, StoreError, TaskError
 from components.pool.bucket import SCHEME, require
@@ -53,7 +53,7 @@ def refusals(path: str, overrides: Sequence[str], site: Site) -> tuple[CampaignC
     except ConfigError as error:
         problems += error.problems
     problems += [] if found is None else _refused(lambda: _fits(found, site))
-    problems += _home(site)
+    problems += _unmakeable(f"state directory {site.home}", site.home, "LONGSHELL_HOME")
     problems += _refused(lambda: _store(site, config))
     problems += [] if config is None else _buckets(config)
     return config, problems, source
@@ -145,19 +145,24 @@ def _fits(found: Readable, site: Site) -> None:
         check_plan(found.config, site)
 
 
-def _home(site: Site) -> Iterator[str]:
-    advice = "set LONGSHELL_HOME to a folder that can"
-    above = next(folder for folder in (site.home, *site.home.parents) if folder.exists())
+def _unmakeable(what: str, folder: Path, key: str) -> Iterator[str]:
+    """Why a folder that is there or will be made cannot be written."""
+    advice = f"set {key} to a folder that can"
+    above = next(each for each in (folder, *folder.parents) if each.exists())
     if not above.is_dir():
-        yield f"state directory {site.home} cannot be made ({above} is a file); {advice}"
+        yield f"{what} cannot be made ({above} is a file); {advice}"
     elif not os.access(above, os.W_OK | os.X_OK):
-        yield f"state directory {site.home} cannot be written (no permission in {above}); {advice}"
+        yield f"{what} cannot be written (no permission in {above}); {advice}"
 
 
 def _store(site: Site, config: CampaignConfig | None) -> None:
+    url = store_url(site.store_url)
     if store_so_far(site) is None:
+        found = list(_unmakeable(f"artifact store {url}", Path(url), "LONGSHELL_STORE"))
+        if found and site.home not in Path(url).parents:  # Below the state directory it is told already.
+            raise ConfigError(found)
         return
-    store = open_store(site.store_url)  # It refuses one that cannot be written.
+    store = open_store(url)  # It refuses one that cannot be written.
     if config is not None:
         check_claim(config, store)
 

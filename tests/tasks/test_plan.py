@@ -119,6 +119,19 @@ def test_everything_that_is_broken_is_listed_at_once(
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
+def test_a_store_that_cannot_be_made_is_refused_before_anything_starts(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LONGSHELL_STORE", str(tmp_path / "file" / "store"))
+    code, text = dry_run(capsys, MINIATURE)
+    assert code == 2
+    assert (
+        f"artifact store {tmp_path}/file/store cannot be made ({tmp_path}/file is a file); set LONGSHELL_STORE" in text
+    )
+    assert not home.exists()
+
+
 def test_buckets_that_are_not_there_are_listed_beside_everything_else(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bucket_server: Server
 ) -> None:
