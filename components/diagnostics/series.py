@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scipy import stats
+
 StepRecord = Mapping[str, Any]
 """{"step": int, "timestamp_ms": int, "metrics": {name: float}}, as a job commits it."""
 
@@ -75,18 +77,36 @@ def share_of(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
+LIKELY, SURE = 0.975, 0.999
+"""How certain a movement is, one-sided: worth a look, and worth an alarm. With two steps on a side chance alone moves
+means by two standard errors in one run of ten."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """How a series moved from its first third to its last.
+    """How a series moved from its first third to its last, by Welch's t.
 
     Attributes:
         early, late: means of both thirds.
         noise: standard error of the difference; with one value on a side that side is taken as exact.
+        freedom: degrees of freedom of `noise`.
+        steps: from the middle of the first third to the middle of the last.
     """
 
     early: float
     late: float
     noise: float
+    freedom: float
+    steps: float
+
+    @classmethod
+    def of(cls, early: Sequence[float], late: Sequence[float], steps: float) -> Trend:
+        """Of the values of both thirds."""
+        parts = [(_variance_of_mean(values), len(values)) for values in (early, late)]
+        spread = sum(variance for variance, _ in parts)
+        weighed = sum(variance**2 / (n - 1) for variance, n in parts if n > 1)
+        freedom = spread**2 / weighed if weighed else math.inf
+        return cls(sum(early) / len(early), sum(late) / len(late), math.sqrt(spread), freedom, steps)
 
     @property
     def gain(self) -> float:
@@ -94,13 +114,16 @@ class Trend:
 
     @property
     def rose(self) -> bool:
-        """By more than twice its noise."""
-        return self.gain > 2 * self.noise
+        """Likely."""
+        return self.gain > self.bound(LIKELY)
 
-    @property
-    def fell(self) -> bool:
-        """By more than twice its noise."""
-        return self.gain < 0 and self.gain <= -2 * self.noise
+    def fell(self, level: float = LIKELY) -> bool:
+        """At a level of certainty."""
+        return self.gain < 0 and self.gain <= -self.bound(level)
+
+    def bound(self, level: float) -> float:
+        """What chance alone moves it by, at most, at a level."""
+        return float(stats.t.ppf(level, self.freedom)) * self.noise if self.noise else 0.0
 
 
 MIN_TREND = 6
@@ -125,9 +148,9 @@ class Run:
         """None with fewer than `MIN_TREND` steps that measured it."""
         if len(self.series.values(name)) < MIN_TREND:
             return None
-        early, late = self.series.early(name), self.series.late(name)
-        noise = math.sqrt(_variance_of_mean(early) + _variance_of_mean(late))
-        return Trend(sum(early) / len(early), sum(late) / len(late), noise)
+        points, early, late = self.series.points(name), self.series.early(name), self.series.late(name)
+        apart = (points[-1][0] - points[0][0]) * (1 - len(late) / len(points))
+        return Trend.of(early, late, apart)
 
     def late(self, name: str) -> float | None:
         """Mean over the last third of the steps that measured it."""

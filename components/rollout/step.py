@@ -202,6 +202,7 @@ class _Step(Generic[T]):
         self._running: dict[asyncio.Task[Trial], _Running[T]] = {}
         self._ended: deque[asyncio.Task[Trial]] = deque()
         self._event = asyncio.Event()
+        self._names: set[str] = set()
         resumed = [item for item in back if item.resumed]
         self.scheduler = StepScheduler(
             rollout.plan,
@@ -272,9 +273,8 @@ class _Step(Generic[T]):
         )
 
     def _launch(self, launch: Launch) -> None:
-        task, plan = self._tasks[launch.task], self._rollout.plan
-        number = (self._earlier[launch.task] * plan.group + launch.member) * plan.max_attempts + launch.attempt
-        name = trial_id(self._rollout.campaign, self._step, task.ref.task_id, number)
+        task = self._tasks[launch.task]
+        name, number = self._identity(launch)
         before = self._back.get(launch.task)
         if before is not None and before.trial_id is not None and before.trial_id in self._rollout.finished:
             name = before.trial_id
@@ -287,6 +287,24 @@ class _Step(Generic[T]):
             note = note or self._note(before.trial_id)
         self.ledger.launch(name, task.ref, number, origin=origin, streak=streak)
         self._follow(self._begin(Attempt(task, name, number), launch, origin, streak, note))
+
+    def _identity(self, launch: Launch) -> tuple[str, int]:
+        """A launch's id, and which attempt at its task it is.
+
+        What an earlier process did of this place comes first, whichever attempt it was there: a trial that had ended,
+        then one that was alive. Each attempt of a place stands once in a step.
+        """
+        plan, interrupted = self._rollout.plan, self._rollout.interrupted
+        first = (self._earlier[launch.task] * plan.group + launch.member) * plan.max_attempts
+        task_id = self._tasks[launch.task].ref.task_id
+        numbers = [first + launch.attempt, *range(first + 1, first + plan.max_attempts + 1)]
+        named = {trial_id(self._rollout.campaign, self._step, task_id, number): number for number in numbers}
+        free = [name for name in named if name not in self._names]
+        ended = [name for name in sorted(free, key=named.__getitem__) if name in self._rollout.finished]
+        alive = [] if interrupted is None else [name for name in free if name in interrupted.attempts]
+        name = next(iter([*ended, *alive, *free]))
+        self._names.add(name)
+        return name, named[name]
 
     def _begin(self, attempt: Attempt[T], launch: Launch, origin: Origin, streak: int, note: str) -> _Running[T]:
         task = asyncio.create_task(self._bounded(attempt), name=f"trial-{attempt.trial_id}")

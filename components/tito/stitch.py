@@ -7,6 +7,7 @@ for the comparison of its prompt with the one before.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +49,7 @@ class Stitcher:
         self._chunks: list[_Chunk] = []
         self._last: Turn | None = None
         self._nodes: set[tuple[int | bytes, ...]] = set()
+        self._prompts = _Prompts()
 
     def append(self, turn: Turn) -> None:
         """Adds the next turn of the trial."""
@@ -65,7 +67,8 @@ class Stitcher:
         context = turn.prompt_ids[cut:]
         if turn.routing is not None:
             chunk.add_routing(turn.routing, context, cut, same_token=self._resumes_on_sampled(turn, cut))
-        chunk.add(context, turn.completion_ids, turn.logprobs, trained=self._is_new_node(turn))
+        prompt = self._prompts.digest(turn.prompt_ids, follows=cut > 0)
+        chunk.add(context, turn.completion_ids, turn.logprobs, trained=self._is_new_node(turn, prompt))
         self._last = turn
 
     def samples(self) -> list[Sample]:
@@ -77,13 +80,12 @@ class Stitcher:
         """Whether the token before the cut is the stream's last one, so that its routing row is that token's."""
         return cut == 0 or self._chunks[-1].last_id == turn.prompt_ids[cut - 1]
 
-    def _is_new_node(self, turn: Turn) -> bool:
+    def _is_new_node(self, turn: Turn, prompt: bytes) -> bool:
         """Branches that share a node list it once each; it is trained where it comes first.
 
-        Known again by the length and tail of its prompt, its ids and their log-probs: the prompt itself is not kept.
+        Known again by the digest of its prompt, its ids and their log-probs: the prompt itself is not kept.
         """
-        ids, logprobs = turn.completion_ids.tobytes(), turn.logprobs.tobytes()
-        node = (turn.weight_version, len(turn.prompt_ids), turn.prompt_ids[-PROMPT_TAIL:].tobytes(), ids, logprobs)
+        node = (turn.weight_version, prompt, turn.completion_ids.tobytes(), turn.logprobs.tobytes())
         if node in self._nodes:
             return False
         self._nodes.add(node)
@@ -106,6 +108,29 @@ def _between(last: Turn, turn: Turn, tokenizer: Tokenizer) -> Boundary:
     if turn.opens or last.weight_version != turn.weight_version:
         return Boundary(Case.SPLIT, 0)
     return decide(last, turn.prompt_ids, tokenizer)
+
+
+class _Prompts:
+    """Digests of a trial's prompts. Of one that follows, only what is new is read: the state before the tail that a
+    template may drop (`PROMPT_TAIL`) is kept."""
+
+    def __init__(self) -> None:
+        self._head, self._length = _digest(), 0
+
+    def digest(self, prompt: Int32, *, follows: bool) -> bytes:
+        """Of the whole prompt. One that follows agrees with the one before it up to that one's tail."""
+        length = max(len(prompt) - PROMPT_TAIL, 0)
+        if not follows or length < self._length:
+            self._head, self._length = _digest(), 0
+        self._head.update(prompt[self._length : length].tobytes())
+        self._length = length
+        whole = self._head.copy()
+        whole.update(prompt[length:].tobytes())
+        return whole.digest()
+
+
+def _digest() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=16)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,5 +1,6 @@
 """Detectors over a library of healthy, planted and suspect campaigns."""
 
+import random
 import re
 from pathlib import Path
 
@@ -158,3 +159,41 @@ def test_a_step_that_was_logged_twice_counts_once():
 
 def test_a_flat_policy_is_not_a_collapsed_one():
     assert finding("entropy", Campaign(FLAT, NOT_MOVED)).severity is Severity.OK
+
+
+def alarms(name, values, **series):
+    """How many of fifty runs of noisy rewards a detector is red in."""
+    found = 0
+    for seed in range(50):
+        noise = random.Random(seed)
+        rewards = [value + noise.gauss(0, 0.03) for value in values]
+        campaign = Campaign({"rollout/reward_mean": rewards.__getitem__, **series}, steps=len(values))
+        found += name in reds(diagnosis_of(campaign))
+    return found
+
+
+@pytest.mark.parametrize("steps", [6, 9, 12, 30])
+def test_noise_alone_is_no_falling_reward_and_no_flat_policy(steps):
+    explained = {"critic/explained_variance": 0.7}
+    assert alarms("reward", [0.5] * steps) <= 1
+    assert alarms("critic_without_policy", [0.3 + 0.01 * step for step in range(steps)], **explained) == 0
+
+
+def test_a_fall_beyond_the_noise_and_a_flat_policy_are_found_in_noise_once_there_are_steps_enough():
+    assert alarms("reward", [0.5 - 0.01 * step for step in range(24)]) >= 48
+    flat = {**FLAT, "critic/explained_variance": 0.7}
+    del flat["rollout/reward_mean"]
+    assert alarms("critic_without_policy", [0.3] * 60, **flat) >= 45
+
+
+@pytest.mark.parametrize(("done", "severity"), [((1, 0), "OK"), ((3, 0), "WARN"), ((5, 0), "RED"), ((40, 28), "OK")])
+def test_a_few_summaries_that_fail_are_no_alarm(done, severity):
+    tried, succeeded = done
+    series = {"compactions_attempted": float(tried), "compactions_succeeded": float(succeeded)}
+    campaign = Campaign({f"rollout/{name}": value for name, value in series.items()}, steps=1)
+    assert finding("compactions", campaign).severity is Severity[severity]
+
+
+def test_a_run_that_stands_still_after_its_first_step_is_found():
+    assert finding("measurements", Campaign(steps=1, now_ms=86_400_000)).severity is Severity.RED
+    assert finding("measurements", Campaign(steps=1, now_ms=10_000)).severity is Severity.OK

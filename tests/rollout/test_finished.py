@@ -9,7 +9,7 @@ import pytest
 
 from components.errors import StoreError
 from components.rollout import Barrier, FinishedTrials, Origin, Outcome, Rollout, Unfinished
-from tests.rollout.parts import config, graded, reward, sample_of, tasks
+from tests.rollout.parts import config, faulted, graded, reward, sample_of, tasks
 
 
 def keep(finished, step, trial):
@@ -120,3 +120,37 @@ async def test_a_trial_that_ended_in_the_tail_counts_in_the_next_step_also_of_an
     assert (rows["files-0"].trial_id, rows["files-0"].origin) == ("ended", Origin.RETURNED)
     assert rows["files-1"].trial_id != "lost"
     assert rows["files-0"].outcome is Outcome.ADMITTED
+
+
+async def test_a_trial_that_ended_as_a_later_attempt_is_taken_when_the_step_is_tried_again(tmp_path):
+    finished, ran, faulty, dies = FinishedTrials(tmp_path), [], {"files-0": 2, "files-1": 1}, ["files-3"]
+
+    async def run(attempt):
+        task = attempt.task.ref
+        if (kept := finished.get(attempt.trial_id)) is not None:
+            return kept.trial
+        ran.append((task.task_id, attempt.attempt))
+        if attempt.attempt <= faulty.get(task.task_id, 0):
+            return faulted(attempt.trial_id, task)
+        if task.task_id in dies:
+            raise ZeroDivisionError("stands for a kill")
+        keep(finished, 0, trial := graded(attempt.trial_id, task))
+        return trial
+
+    def rollout():
+        settings = config(batch=4, oversample=0, concurrency=1, max_attempts=3, max_fault_share=1.0)
+        return Rollout(campaign="c", config=settings, run_trial=run, barrier=Barrier(), finished=finished)
+
+    with pytest.raises(ZeroDivisionError):
+        await rollout().step(0, 0, tasks(4))
+    before = {place.name for place in tmp_path.glob("0*/*")}
+    assert ("files-0", 3) in ran
+    assert ("files-1", 2) in ran
+    ran.clear()
+    dies.clear()
+    faulty["files-3"] = 2
+    result = await rollout().step(0, 0, tasks(4))
+    assert before <= {trial.trial_id for trial in result.trials}, "none that had ended is lost"
+    assert ran == [("files-3", 1), ("files-3", 2), ("files-3", 3)]
+    ended = {row.task_id: row.attempt for row in result.ledger.rows if row.fault is None}
+    assert ended == {"files-0": 3, "files-1": 2, "files-2": 1, "files-3": 3}

@@ -18,7 +18,7 @@ from components.errors import FaultCause, InfraFault, StopReason
 from components.gateway import Prompt
 from components.harness import AgentLoop, Clock, Progress, RunningTime, Written, run_trial, wording_for
 from components.records import Sampling
-from components.rollout import Interrupted, Journals
+from components.rollout import Barrier, Interrupted, Journals, Rollout, trial_id
 from components.sandbox import Left, SandboxSpec
 from components.sandbox.host import HeldBox, HostBackend, Hosts, LoggedBackend
 from components.sandbox.host.server import Host
@@ -26,6 +26,7 @@ from components.sandbox.host.wire import Call
 from components.tito import TokenHistory, audit, stitch
 from tests.harness.parts import END, SPECIALS, ByteTokenizer, FakeTerminal, PlainTask, answer, trajectory
 from tests.harness.test_trial import FakeBox
+from tests.rollout.parts import config, graded, tasks
 
 CONFIG = HarnessConfig(prompt_style="longshell", return_at_prompt=True)
 SCRIPT = [answer("one", "two"), "no JSON", answer("three"), answer(), answer(done=True), answer("four", done=True)]
@@ -448,6 +449,23 @@ def test_a_trial_that_nobody_asks_for_again_is_given_up_with_its_box(tmp_path):
     interrupted.find({"box": held(3)}, 3)
     assert interrupted.give_up() == {"box"}
     assert (interrupted.attempts, interrupted.give_up(), Journals(tmp_path).found()) == ({}, set(), {})
+
+
+async def test_a_trial_that_was_alive_goes_on_whichever_attempt_it_was(tmp_path):
+    name, ran = trial_id("c", 0, "files-0", 2), []
+    Interrupted(Journals(tmp_path)).open(name, 2, RunningTime()).note("start", "box")
+    interrupted = Interrupted(Journals(tmp_path))
+    assert interrupted.find({"box": held(0, terminals=0)}, 0) == set()
+
+    async def run(attempt):
+        ran.append((attempt.trial_id, attempt.attempt))
+        return graded(attempt.trial_id, attempt.task.ref)
+
+    settings = config(batch=1, oversample=0)
+    rollout = Rollout(campaign="c", config=settings, run_trial=run, barrier=Barrier(), interrupted=interrupted)
+    (row,) = (await rollout.step(0, 0, tasks(1))).ledger.rows
+    assert ran == [(name, 2)]
+    assert (row.trial_id, row.attempt, row.detail) == (name, 2, "its job ended: it goes on after turn 0")
 
 
 async def test_what_an_earlier_process_spent_counts_for_the_deadlines(tmp_path):

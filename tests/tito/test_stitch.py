@@ -15,6 +15,7 @@ from components.errors import RecordError
 from components.records import Turn
 from components.routing import checksum
 from components.tito import Stitcher, audit, boundaries, stitch
+from components.tito.boundary import PROMPT_TAIL
 
 from .toy import END, MODES, RandomBpe, ToyTokenizer, converse, make_turn
 
@@ -160,6 +161,15 @@ def test_equal_answers_to_different_prompts_are_different_nodes():
     assert audit(turns, samples, Letters()).clean
 
 
+def test_equal_answers_to_prompts_that_differ_far_from_their_ends_are_different_nodes():
+    left, right = (head + "q" * (PROMPT_TAIL + 4) for head in "ab")
+    turns = [turn(left, "y"), turn(right, "y"), turn(f"{right}yx", "z"), turn(left, "y"), turn(f"{left}yx", "z")]
+    assert turns[0].logprobs == turns[1].logprobs
+    samples = stitch(turns, Letters())
+    assert [spell(s) for s in samples] == [f"{left}[y]", f"{right}[y]x[z]", f"{left}yx[z]"]
+    assert audit(turns, samples, Letters()).clean
+
+
 def test_an_empty_answer_adds_context_only():
     samples = stitch([turn("p:", ""), turn("p:x:", "a")], Letters())
     assert [spell(s) for s in samples] == ["p:x:[a]"]
@@ -196,7 +206,8 @@ def test_an_answer_that_follows_an_answer_strictly_has_its_row_and_is_no_gap():
     turns = [turn("p:", "foo"), turn("p:foo", "bar")]
     (sample,) = stitch(turns, Letters())
     assert spell(sample) == "p:[foobar]"
-    np.testing.assert_array_equal(sample.routing, turns[1].routing * 0 + sample.routing)
+    np.testing.assert_array_equal(sample.routing[:4], turns[0].routing)
+    np.testing.assert_array_equal(sample.routing[4:], turns[1].routing[4:])
     np.testing.assert_array_equal(sample.routing[4:], turns[1].routing[4:])
     assert audit(turns, [sample], Letters()).clean
 

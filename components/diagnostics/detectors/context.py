@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from scipy import stats
+
 from components.diagnostics.detector import Detector, blind, graded
 from components.diagnostics.finding import Finding, Severity
-from components.diagnostics.series import MIN_TREND, Run
+from components.diagnostics.series import LIKELY, MIN_TREND, SURE, Run
 
 MAX_TOKEN_WALL_SHARE = 0.2
 MAX_FAILED_COMPACTIONS = 0.2
@@ -32,7 +34,8 @@ def _compactions(run: Run) -> Finding:
     if not tried:
         return Finding("compactions", Severity.OK, "no history had to be rewritten", 0.0)
     share = 1 - done / tried
-    severity = Severity.RED if share > MAX_FAILED_COMPACTIONS else Severity.OK
+    chance = float(stats.binom.sf(tried - done - 1, tried, MAX_FAILED_COMPACTIONS))
+    severity = Severity.RED if chance < 1 - SURE else Severity.WARN if chance < 1 - LIKELY else Severity.OK
     text = f"{share:.1%} of {tried:.0f} histories could not be rewritten"
     return Finding("compactions", severity, text, share, _repeats(run))
 
@@ -78,7 +81,8 @@ DETECTORS = (
     Detector(
         "compactions",
         ("rollout/compactions_attempted", "rollout/compactions_succeeded", "rollout/repeated_share"),
-        f"red above {MAX_FAILED_COMPACTIONS:.0%} (paper 9.2: 98.3 % failed, found late)",
+        f"more than {MAX_FAILED_COMPACTIONS:.0%} (paper 9.2: 98.3 % failed, found late), beyond chance at "
+        f"{LIKELY:.1%}; red at {SURE:.1%}",
         "give the summary a budget that fits: `proactive_threshold` must hold the answer and its prompt",
         "a long task: a summary that is written succeeds however long the history was",
         _compactions,

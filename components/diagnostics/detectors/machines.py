@@ -50,15 +50,16 @@ def _measurements(run: Run) -> Finding:
 
 
 def _age(run: Run) -> Finding:
-    """How long ago the last step was, in median steps, where the run still goes."""
+    """How long ago the last step was, in median steps, where the run still goes; the first one tells what it took."""
     at = run.series.timestamps_ms
     between = [(after - before) / 1000 for before, after in pairwise(at)]
-    if run.now_ms is None or not between or not (median := statistics.median(between)) > 0:
+    typical = statistics.median(between) if between else run.late("time/step")
+    if run.now_ms is None or typical is None or not typical > 0:
         return Finding("measurements", Severity.OK, f"every step measured what it must, {len(at)} in all", 0.0)
     age = (run.now_ms - at[-1]) / 1000
-    text = f"the last step is {age:.0f} s old, a step takes {median:.0f} s"
-    severity = Severity.RED if age > STALE_STEPS * median else Severity.OK
-    return Finding("measurements", severity, ("the run stands still: " if severity else "") + text, age / median)
+    text = f"the last step is {age:.0f} s old, a step takes {typical:.0f} s"
+    severity = Severity.RED if age > STALE_STEPS * typical else Severity.OK
+    return Finding("measurements", severity, ("the run stands still: " if severity else "") + text, age / typical)
 
 
 DETECTORS = (

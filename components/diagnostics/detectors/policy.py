@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from components.diagnostics.detector import Detector, blind
 from components.diagnostics.finding import Finding, Severity
-from components.diagnostics.series import MIN_TREND, Run
+from components.diagnostics.series import LIKELY, MIN_TREND, SURE, Run
 
 MAX_CLIPPED = 0.3
 MAX_KL = 0.1
@@ -22,11 +22,12 @@ def _reward(run: Run) -> Finding:
     trend = run.trend(name)
     if trend is None:
         return blind("reward", f"{name} over at least {MIN_TREND} steps")
-    if trend.fell:
-        return Finding("reward", Severity.RED, f"the mean reward fell by {-trend.gain:.3f}", trend.gain)
+    if trend.fell():
+        severity = Severity.RED if trend.fell(SURE) else Severity.WARN
+        return Finding("reward", severity, f"the mean reward fell by {-trend.gain:.3f}", trend.gain)
     if not trend.rose:
         solved = (run.late("rollout/pass_rate") or 0.0) >= SOLVED
-        moved = f"mean reward moved by {trend.gain:+.3f}, within twice its noise {trend.noise:.3f}"
+        moved = f"mean reward moved by {trend.gain:+.3f}, chance alone by up to {trend.bound(LIKELY):.3f}"
         text = f"nearly everything is solved: {moved}" if solved else f"the policy is flat: {moved}"
         return Finding("reward", Severity.OK if solved else Severity.WARN, text, trend.gain)
     return Finding("reward", Severity.OK, f"the mean reward rose by {trend.gain:.3f}", trend.gain)
@@ -63,7 +64,8 @@ DETECTORS = (
     Detector(
         "reward",
         ("rollout/reward_mean",),
-        f"over at least {MIN_TREND} steps, last third against first, twice the standard error of the difference",
+        f"over at least {MIN_TREND} steps, last third against first, Welch's t beyond {LIKELY:.1%}; "
+        f"red beyond {SURE:.1%}",
         "look at held-out scores first; then at zero-reward shares, entropy and the step's size",
         "a held-out regression: training tasks differ from step to step",
         _reward,

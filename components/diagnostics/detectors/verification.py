@@ -148,7 +148,7 @@ DETECTORS = (
     Detector(
         "guards",
         ("rollout/guards_broken", "rollout/graded"),
-        f"more than {MAX_BROKEN_GUARDS:.0%} of trials, or more late than early by twice the standard error (ours)",
+        f"more than {MAX_BROKEN_GUARDS:.0%} of trials, or more late than early beyond chance (Welch's t, ours)",
         "read such trials: new assertions are paid for with old ones; `reward.credit: fail_to_pass` denies those",
         "a flaky task, if all are trials of one: its gate ran it twice",
         _guards,
