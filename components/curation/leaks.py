@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.curation.result import Flag, Refused, Rejection, quoted
+from components.curation.result import UNPROBED, Flag, Refused, Rejection, listed, quoted
 from components.curation.unpack import LARGEST_FILE, Allowance, unpacked
 from components.pool import Task
 
@@ -72,19 +72,25 @@ class Secrets:
         return cls(tuple(code), tuple(data))
 
     def refuse(self, files: Iterable[tuple[str, bytes]]) -> list[Flag]:
-        """What of the secrets stands in these files; data files are flagged.
+        """What of the secrets stands in these files; data files are flagged, and what could not be looked into.
 
         Raises:
             Refused: the tests or the solution do.
         """
         data = {secret.digest: secret for secret in self.data}
-        flags = []
+        flags: list[Flag] = []
+        sealed: list[str] = []
         for place, content in files:
-            for where, inner in unpacked(place, content, Allowance()):
+            allowance = Allowance()
+            for where, inner in unpacked(place, content, allowance):
                 if found := self._recognised(inner):
                     raise Refused(Rejection.LEAK, f"{where} {found}")
                 if (secret := data.get(digest_of(inner))) is not None:
                     flags.append(Flag(Rejection.LEAK, f"{where} has the bytes of {secret.name}"))
+            sealed += allowance.sealed
+        if sealed:
+            said = f"{listed(sealed)}: damaged, encrypted or packed in another way, and not looked into"
+            flags.append(Flag(UNPROBED, said))
         return flags
 
     def _recognised(self, content: bytes) -> str | None:

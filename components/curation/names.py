@@ -70,13 +70,12 @@ class Told:
             for place, content in unpacked(path, trace.content or b"", allowance):
                 names.add(PurePosixPath(place).name.lower())
                 beginnings.update(_beginnings([place, content[:READ_BYTES].decode("utf-8", "replace")]))
-        return replace(
-            self, beginnings=frozenset(beginnings), names=frozenset(names), whole=self.whole and not allowance.short
-        )
+        whole = self.whole and not allowance.short and not allowance.sealed
+        return replace(self, beginnings=frozenset(beginnings), names=frozenset(names), whole=whole)
 
     def doubts(self) -> list[Flag]:
         """Why no name is hidden, where not everything was looked at."""
-        said = "the archives of a box hold too much to tell which names are hidden"
+        said = "the archives of a box hold too much, or cannot be opened: which names are hidden is not known"
         return [] if self.whole else [Flag(UNPROBED, said)]
 
     def asks_for(self, path: str) -> bool:

@@ -1,7 +1,7 @@
 """Looks into archives, compressed files, git objects and Base64, as far as they go into each other.
 
 Invariant: all that is unpacked under one allowance is bounded, whatever an archive claims; what cannot be unpacked is
-not an error.
+not an error, and the allowance names it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
+from typing import Protocol
 
 from components.sandbox.archive import MOST_MEMBERS, Archive, Bounds, TooMuch
 
@@ -27,6 +28,9 @@ DEPTH = 3
 """Archives within archives."""
 ZIP_MEMBER = b"PK\x01\x02"
 """Begins each of the list of them. A zip within a zip, not compressed, counts as well."""
+_GZIP, _BZIP2, _XZ = b"\x1f\x8b", b"BZh", b"\xfd7zXZ"
+_OTHERS = (b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"LZIP")
+"""Of 7z, RAR, Zstandard, LZ4 and lzip: the standard library unpacks none of them."""
 _BASE64 = (string.ascii_letters + string.digits + "+/").encode()
 
 
@@ -37,11 +41,13 @@ class Allowance:
         left: bytes.
         members: of archives.
         short: whether anything was, or may have been, left packed for want of them.
+        sealed: places of what is packed, and is damaged, encrypted or of a kind that is not looked into.
     """
 
     def __init__(self, left: int = LARGEST_FILE, members: int = MOST_MEMBERS) -> None:
         self.left = left
         self.members = members
+        self.sealed: list[str] = []
         self._refused = False
 
     @property
@@ -79,12 +85,14 @@ def _within(name: str, content: bytes, depth: int, allowance: Allowance) -> Iter
 
 
 def _members(name: str, content: bytes, allowance: Allowance) -> Iterator[tuple[str, bytes]]:
-    if inner := allowance.take(_expanded(content, allowance.left)):
+    if inner := allowance.take(_expanded(name, content, allowance)):
         yield f"{name} (unpacked)", inner
     if content[257:262] == b"ustar":
-        yield from ((f"{name}!{member}", inner) for member, inner in _of_tar(content, allowance))
+        yield from ((f"{name}!{member}", inner) for member, inner in _of_tar(name, content, allowance))
     elif content.startswith(b"PK\x03\x04"):
-        yield from ((f"{name}!{member}", inner) for member, inner in _of_zip(content, allowance))
+        yield from ((f"{name}!{member}", inner) for member, inner in _of_zip(name, content, allowance))
+    elif content.startswith(_OTHERS):
+        allowance.sealed.append(name)
     elif SHORTEST_BASE64 <= len(content) <= LONGEST_BASE64:
         plain = b"".join(content.split())
         if not plain.rstrip(b"=").translate(None, _BASE64):
@@ -94,25 +102,49 @@ def _members(name: str, content: bytes, allowance: Allowance) -> Iterator[tuple[
                 return
 
 
-def _expanded(content: bytes, most: int) -> bytes:
-    """What is in a compressed file, up to `most` bytes; of a git object less its header; else nothing."""
-    if most < 1:  # to a decompressor it would mean all
+def _expanded(name: str, content: bytes, allowance: Allowance) -> bytes:
+    """What is in a compressed file, as far as it may be unpacked; of a git object less its header; else nothing."""
+    if allowance.left < 1:  # to a decompressor it would mean all
         return b""
     try:
-        if content.startswith(b"\x1f\x8b"):
-            return zlib.decompressobj(wbits=31).decompress(content, most)
-        if content.startswith(b"BZh"):
-            return bz2.BZ2Decompressor().decompress(content, most)
-        if content.startswith(b"\xfd7zXZ"):
-            return lzma.LZMADecompressor().decompress(content, most)
-        if content.startswith((b"x\x01", b"x\x9c", b"x\xda")):
-            return zlib.decompressobj().decompress(content, most).partition(b"\0")[2]
+        if content.startswith(_GZIP):
+            return _stream(name, zlib.decompressobj(wbits=31), content, allowance)
+        if content.startswith(_BZIP2):
+            return _stream(name, bz2.BZ2Decompressor(), content, allowance)
+        if content.startswith(_XZ):
+            return _stream(name, lzma.LZMADecompressor(), content, allowance)
     except (OSError, EOFError, zlib.error, lzma.LZMAError):
+        allowance.sealed.append(name)
         return b""
+    if content.startswith((b"x\x01", b"x\x9c", b"x\xda")):  # as any text may begin
+        try:
+            return zlib.decompressobj().decompress(content, allowance.left).partition(b"\0")[2]
+        except zlib.error:
+            return b""
     return b""
 
 
-def _of_tar(content: bytes, allowance: Allowance) -> Iterator[tuple[str, bytes]]:
+class _Decompressor(Protocol):
+    """What the three of the standard library have in common."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+def _stream(name: str, packed: _Decompressor, content: bytes, allowance: Allowance) -> bytes:
+    """The first stream of a file. One that is cut off, or has anything behind it, is not known whole."""
+    inner = packed.decompress(content, allowance.left)
+    if packed.unused_data.strip(b"\0") or (not packed.eof and len(inner) < allowance.left):
+        allowance.sealed.append(name)
+    return inner
+
+
+def _of_tar(name: str, content: bytes, allowance: Allowance) -> Iterator[tuple[str, bytes]]:
     try:
         with Archive(io.BytesIO(content), Bounds(allowance.members)) as archive:
             for member in archive:
@@ -120,13 +152,15 @@ def _of_tar(content: bytes, allowance: Allowance) -> Iterator[tuple[str, bytes]]
                 file = archive.extractfile(member) if member.isreg() and allowance.admits(member.size) else None
                 if file is not None:
                     yield member.name, allowance.take(file.read())
+            if content[archive.offset :].strip(b"\0"):  # tarfile ends without a word at a header that is none
+                allowance.sealed.append(name)
     except TooMuch:
         allowance.refuse()
     except (tarfile.TarError, OSError, ValueError):
-        return
+        allowance.sealed.append(name)
 
 
-def _of_zip(content: bytes, allowance: Allowance) -> Iterator[tuple[str, bytes]]:
+def _of_zip(name: str, content: bytes, allowance: Allowance) -> Iterator[tuple[str, bytes]]:
     if content.count(ZIP_MEMBER) > allowance.members:  # its list of them is read whole
         allowance.refuse()
         return
@@ -136,7 +170,16 @@ def _of_zip(content: bytes, allowance: Allowance) -> Iterator[tuple[str, bytes]]
                 allowance.members -= 1
                 if allowance.left < 1:
                     return
-                with archive.open(member) as file:
-                    yield member.filename, allowance.take(file.read(allowance.left))
-    except (zipfile.BadZipFile, OSError, ValueError, RuntimeError, zlib.error, lzma.LZMAError, EOFError):
-        return
+                try:
+                    with archive.open(member) as file:
+                        inner = file.read(allowance.left)
+                except _UNREADABLE:
+                    allowance.sealed.append(f"{name}!{member.filename}")
+                else:
+                    yield member.filename, allowance.take(inner)
+    except _UNREADABLE:
+        allowance.sealed.append(name)
+
+
+_UNREADABLE = (zipfile.BadZipFile, OSError, ValueError, RuntimeError, zlib.error, lzma.LZMAError, EOFError)
+"""What zipfile and its decompressors say of what is damaged, encrypted (RuntimeError) or packed in an unknown way."""

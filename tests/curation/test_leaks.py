@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import bz2
 import gzip
 import io
 import lzma
+import os
 import tarfile
 import zipfile
 import zlib
@@ -110,8 +112,59 @@ def test_what_claims_to_be_an_archive_costs_no_more_than_a_bound(tmp_path: Path)
     inside = unpacked("many", many.getvalue(), Allowance(most))
     assert sum(len(content) for place, content in inside if "!" in place) == most
     assert len(list(unpacked("spaces", b" " * (1 << 20) + b"!", Allowance()))) == 1, "and this in no time"
-    torn = [gzip.compress(b"x" * 1000)[:30], tar("a", b"x" * 4000)[:700], zipped(b"x" * 1000)[:40], b"x\x9cnothing"]
-    assert secrets.refuse((str(number), content) for number, content in enumerate(torn)) == []
+    torn = [gzip.compress(b"x" * 1000)[:20], tar("a", b"x" * 4000)[:700], zipped(b"x" * 1000)[:40], b"x\x9cnothing"]
+    [flag] = secrets.refuse((str(number), content) for number, content in enumerate(torn))
+    assert (flag.kind, flag.detail.partition(":")[0]) == ("unprobed", "0, 1, 2"), "the last is a text like any other"
+
+
+def encrypted(content: bytes) -> bytes:
+    """A zip that says of its member that it is encrypted."""
+    made = bytearray(zipped(content))
+    made[6] |= 1
+    made[made.index(b"PK\x01\x02") + 8] |= 1
+    return bytes(made)
+
+
+def flipped(content: bytes, place: int) -> bytes:
+    return content[:place] + bytes([content[place] ^ 0xFF]) + content[place + 1 :]
+
+
+SEALED: dict[str, Callable[[bytes], bytes]] = {
+    "gzip cut off": lambda content: gzip.compress(content)[:-12],
+    "gzip damaged": lambda content: flipped(gzip.compress(content), 12),
+    "gzip with another behind it": lambda content: gzip.compress(b"nothing") + gzip.compress(content),
+    "bzip2 cut off": lambda content: bz2.compress(content)[:-20],
+    "xz damaged": lambda content: flipped(lzma.compress(content), 40),
+    "tar with a damaged second header": lambda content: FILE + flipped(tar("a", content), 0) + END,
+    "tar cut off": lambda content: tar("a", content)[:600],
+    "zip without its list": lambda content: zipped(content)[:-30],
+    "zip encrypted": encrypted,
+    "7z": lambda content: b"7z\xbc\xaf\x27\x1c" + content[::-1],
+    "a damaged gzip in a tar": lambda content: tar("a", gzip.compress(content)[:-12]),
+}
+
+
+@pytest.mark.parametrize("name", SEALED)
+def test_what_cannot_be_looked_into_is_told_since_anything_may_be_in_it(tmp_path: Path, name: str) -> None:
+    # Tests behind a byte that is wrong were found by nobody, and nobody was told that nobody had looked.
+    task = animal(tmp_path / NAME, NAME)
+    secrets, tests = Secrets.of(load_task(task)), (task / "tests/test.sh").read_bytes()
+    box = {"/app/blob": b"nothing", "/app/good.tgz": gzip.compress(tar("a", b"nothing"))}
+    assert secrets.refuse(box.items()) == []
+    [flag] = secrets.refuse([*box.items(), ("/app/pack", SEALED[name](os.urandom(len(tests))))])
+    assert flag.kind == "unprobed"
+    assert flag.detail.startswith("/app/pack")
+    assert flag.detail.endswith(": damaged, encrypted or packed in another way, and not looked into")
+
+
+def test_one_damaged_member_of_a_zip_hides_no_other(tmp_path: Path) -> None:
+    task = animal(tmp_path / NAME, NAME)
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("first", b"x" * 100)
+        archive.writestr("second", (task / "tests/test.sh").read_bytes())
+    with pytest.raises(Refused, match=r"/app/pack.zip!second has the bytes of tests/test\.sh"):
+        Secrets.of(load_task(task)).refuse([("/app/pack.zip", flipped(made.getvalue(), 40))])
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])

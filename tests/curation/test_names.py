@@ -84,6 +84,13 @@ def test_a_member_that_is_larger_than_what_may_be_unpacked_may_tell_of_any_name(
     assert not told.seen(box, 1_999).is_hidden("/app/zyx")
 
 
+def test_an_archive_that_cannot_be_opened_may_tell_of_any_name(told: Told) -> None:
+    # To mend an archive was the task: what was in it counted as names that nobody tells.
+    seen = told.seen({"/app/pack.tgz": Trace(gzip.compress(tar("old/zyx", b"1"))[:-12])})
+    assert not seen.is_hidden("/app/zyx")
+    assert [flag.kind for flag in seen.doubts()] == ["unprobed"]
+
+
 @pytest.mark.parametrize(("path", "asked"), [("/app/sums.csv", True), ("/app/done", False), ("/app/a.csv", False)])
 def test_a_word_of_the_instruction_asks_for_a_file_only_where_it_looks_like_one(
     told: Told, path: str, asked: bool
