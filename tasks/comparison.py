@@ -18,15 +18,19 @@ if TYPE_CHECKING:
     from components.evaluation.compare import Comparison
     from components.tracking import Run
 
-NIGHT = re.compile(r"(?P<folder>.*)/(?P<label>\d{4}-\d\d-\d\d-[^/]+)/trials$")
+NIGHT = re.compile(r"(?P<folder>.*)/(?P<label>(?P<date>\d{4}-\d\d-\d\d)-(?P<checkpoint>[^/]+))/trials$")
+LEG = re.compile(r"leg-(\d+)")
 REGRESSED = "longshell.evaluation.regressed"
 """The event of a night whose checkpoint is worse than the one before it. An automation can send it to a person."""
 
 
 def compare_with_last_night(
-    store: ArtifactStore, run: Run, campaign: str, series: str, trials: str, index: int
+    store: ArtifactStore, run: Run, campaign: str, series: str, trials: str, index: int, part: str
 ) -> None:
     """Compares an evaluation's trials with those of the latest night before it, if there was one.
+
+    Args:
+        part: what the evaluation is called in MLflow among all of its night.
 
     Leaves an artifact, the series `eval/<series>/vs_previous/...`, and an event when it got worse; a warning where the
     two cannot be compared. The evaluation stands in any case.
@@ -44,7 +48,7 @@ def compare_with_last_night(
         get_run_logger().warning("%s is not compared with %s: %s", _label(trials), _label(before), error)
         return
     now_ms = time.time_ns() // 1_000_000
-    tracking.tracker().log_step(run, index, found.metrics(series), now_ms, f"{series}.vs_previous")
+    tracking.tracker().log_step(run, index, found.metrics(series), now_ms, f"{part}.vs_previous")
     text = f"# {_label(trials)} beside {_label(before)} on {series}\n\n{describe(found)}\n"
     key = re.sub(r"[^a-z0-9-]+", "-", f"{campaign}-{series}-nightly-comparison".lower())
     create_markdown_artifact(text, key=key)
@@ -53,14 +57,24 @@ def compare_with_last_night(
 
 
 def night_before(store: ArtifactStore, trials: str) -> str | None:
-    """Key of the trials of the latest night before the one of `trials`; None when there is none."""
+    """Key of the trials that those of a night are compared with; None when there are none.
+
+    They are of the latest night before it, and there of the newest checkpoint that is not newer than tonight's: beside
+    the newest of a campaign any other may be evaluated in a night, and it is no news that an older one is worse.
+    """
     tonight = NIGHT.match(trials)
     if tonight is None:
         return None
     found = (NIGHT.match(key) for key in store.list(tonight["folder"]))
     same = [night for night in found if night and night["folder"] == tonight["folder"]]  # other suites lie below it
-    nights = [night for night in same if night["label"][:10] < tonight["label"][:10]]
-    return max(nights, key=lambda night: night["label"])[0] if nights else None
+    nights = [night for night in same if night["date"] < tonight["date"] and _place(night) <= _place(tonight)]
+    return max(nights, key=lambda night: (night["date"], _place(night)))[0] if nights else None
+
+
+def _place(night: re.Match[str]) -> int:
+    """Of a checkpoint in the order in which a campaign makes them: the base model, SFT, the legs."""
+    leg = LEG.fullmatch(night["checkpoint"])
+    return int(leg[1]) if leg else 0 if night["checkpoint"] == "sft" else -1
 
 
 def _label(trials: str) -> str:

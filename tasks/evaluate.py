@@ -50,22 +50,25 @@ def evaluate_suite(config: CampaignConfig, checkpoint: Checkpoint, suite: str, i
 def _evaluate(config: CampaignConfig, checkpoint: Checkpoint, ask: asks.Ask) -> Score:
     driven = drive(config, ask)
     score = Score.of(driven.result, checkpoint.step)
-    _record(config, driven, score, ask.index)
+    _record(config, driven, score, ask.index, checkpoint)
     tracking.tracker().end(driven.run)
     return score
 
 
-def _record(config: CampaignConfig, driven: Driven, score: Score, index: int) -> None:
+def _record(config: CampaignConfig, driven: Driven, score: Score, index: int, checkpoint: Checkpoint) -> None:
     result, name = score.result, campaign_name(config)
-    run = driven.parent if index < NIGHTLY_INDEX else driven.run
-    tracking.tracker().log_step(run, index, result["metrics"], time.time_ns() // 1_000_000, result["series"])
+    nightly = index >= NIGHTLY_INDEX
+    run, part = driven.parent, result["series"]
+    if nightly:  # whose step is the day, on which several checkpoints may be evaluated
+        run, part = driven.run, f"{part}.{checkpoint.label}"
+    tracking.tracker().log_step(run, index, result["metrics"], time.time_ns() // 1_000_000, part)
     if result["suite"] == HELDOUT and score.pass_rate is not None:
         tracking.registry(name).evaluated(result["checkpoint"], score.pass_rate)
     if trials := result.get("trials"):
         if "harbor" not in result:  # Harbor's trajectories are files of its own, beside the trials
             log_trajectories(driven.store, driven.run, name, trials, index)
-        if index >= NIGHTLY_INDEX:
-            compare_with_last_night(driven.store, driven.run, name, result["series"], trials, index)
+        if nightly:
+            compare_with_last_night(driven.store, driven.run, name, result["series"], trials, index, part)
     key = _artifact_key(name, score.label, result["series"])
     create_table_artifact(rows_of(result), key=key, description=describe(score))
 

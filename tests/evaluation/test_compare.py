@@ -34,6 +34,19 @@ def test_figures_are_those_computed_by_hand() -> None:
     assert found.regressions == (Change("t09", 1.0, 0.0),)
 
 
+def test_figures_are_those_of_published_tables() -> None:
+    """Student (Biometrika 6, 1908, p. 20): hours of sleep that ten patients gained by two drugs. The interval of the
+    difference, 0.7001142 to 2.4598858, is the one that R's manual prints (`t.test`, data set `sleep`)."""
+    one = (0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0)
+    other = (1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4)
+    slept = [{(str(number), "d"): hours for number, hours in enumerate(each)} for each in (one, other)]
+    found = compare(*slept)
+    assert (found.before, found.after, found.difference) == pytest.approx((0.75, 2.33, 1.58))
+    assert found.interval == pytest.approx((0.7001142, 2.4598858), abs=5e-8)
+    assert (len(found.gains), found.sign_p) == (9, pytest.approx(2 / 2**9)), "all of the nine that changed"
+    assert found.verdict == "better"
+
+
 def test_a_word_is_said_where_the_interval_does_not_hold_zero() -> None:
     weak, strong = one_each(*[0] * 12, *[1] * 8), one_each(*[1] * 12, *[1] * 8)
     assert (compare(weak, strong).verdict, compare(strong, weak).verdict) == ("better", "worse")

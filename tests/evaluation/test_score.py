@@ -53,6 +53,15 @@ def test_one_attempt_a_task_has_the_standard_error_of_a_sample():
     assert score.pass_at_k == {}
 
 
+@pytest.mark.parametrize(("solved", "published"), [(57, 64.0), (46, 51.7), (39, 43.8), (44, 49.4), (42, 47.2)])
+def test_rates_are_those_of_the_papers_table_of_89_tasks(solved, published):
+    """Terminal-Bench 2.1 (Table 1 of the paper, and its GRPO baseline). The error by hand is that of a proportion."""
+    score = aggregate(suite(*[True] * solved, *[False] * (89 - solved)))
+    assert round(100 * score.resolved, 1) == published
+    share = solved / 89
+    assert score.stderr == pytest.approx(math.sqrt(share * (1 - share) / 88))
+
+
 def test_several_attempts_are_averaged_within_tasks_before_across_them():
     trials = [trial("a", True, n) for n in (1, 2, 3)] + [trial("b", n == 1, n) for n in (1, 2)]
     score = aggregate(trials)

@@ -42,15 +42,32 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
 
 def test_the_night_before_is_the_latest_of_another_day(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
-    labels = ("2026-11-03-leg-1", "2026-11-27-leg-2", "2026-11-29-best", "2026-11-30-leg-3", "leg-3", "sft")
+    labels = ("2026-11-03-leg-1", "2026-11-27-leg-2", "2026-11-29-leg-2", "2026-11-30-leg-3", "leg-3", "sft")
     keys = {label: put(store, tmp_path, label, True) for label in labels}
-    assert comparison.night_before(store, keys["2026-11-30-leg-3"]) == keys["2026-11-29-best"]
-    assert comparison.night_before(store, keys["2026-11-29-best"]) == keys["2026-11-27-leg-2"]
+    assert comparison.night_before(store, keys["2026-11-30-leg-3"]) == keys["2026-11-29-leg-2"]
+    assert comparison.night_before(store, keys["2026-11-29-leg-2"]) == keys["2026-11-27-leg-2"]
     assert comparison.night_before(store, keys["2026-11-03-leg-1"]) is None
     assert comparison.night_before(store, keys["leg-3"]) is None, "a campaign's own evaluations are no nights"
     suite = put(store, tmp_path, "tb/2026-11-29-leg-9", True)
-    assert comparison.night_before(store, keys["2026-11-30-leg-3"]) == keys["2026-11-29-best"], "of the same suite"
+    assert comparison.night_before(store, keys["2026-11-30-leg-3"]) == keys["2026-11-29-leg-2"], "of the same suite"
     assert comparison.night_before(store, suite) is None
+
+
+def test_of_a_night_of_several_checkpoints_the_newest_counts_and_for_an_older_one_none_that_is_newer(
+    tmp_path: Path,
+) -> None:
+    # Who evaluated the SFT checkpoint beside the newest one had it compared with last night's leg, and got an alert.
+    store = LocalStore(tmp_path / "store")
+    labels = ("2026-11-28-base", "2026-11-29-leg-9", "2026-11-29-leg-10", "2026-11-29-sft")
+    keys = {label: put(store, tmp_path, label, True) for label in labels}
+
+    def before(checkpoint: str) -> str | None:
+        return comparison.night_before(store, f"{FOLDER}/2026-11-30-{checkpoint}/trials")
+
+    assert before("leg-10") == before("leg-11") == keys["2026-11-29-leg-10"]
+    assert before("leg-9") == keys["2026-11-29-leg-9"]
+    assert before("leg-2") == before("sft") == keys["2026-11-29-sft"]
+    assert before("base") == keys["2026-11-28-base"]
 
 
 def test_a_worse_checkpoint_is_told_with_an_event_and_a_better_one_without(
@@ -62,7 +79,7 @@ def test_a_worse_checkpoint_is_told_with_an_event_and_a_better_one_without(
         for label, passed in (("2026-11-28-leg-1", 20), ("2026-11-29-leg-2", 9), ("2026-11-30-leg-3", 20))
     )
     for night in (first, second, third):
-        comparison.compare_with_last_night(store, None, "Mini-s1", "held", night, 1_007)
+        comparison.compare_with_last_night(store, None, "Mini-s1", "held", night, 1_007, "held.leg")
 
     assert [key for key, _ in told["artifact"]] == ["mini-s1-held-nightly-comparison"] * 2, (
         "the first has nothing before it"
@@ -70,7 +87,7 @@ def test_a_worse_checkpoint_is_told_with_an_event_and_a_better_one_without(
     assert told["artifact"][0][1].startswith(
         "# 2026-11-29-leg-2 beside 2026-11-28-leg-1 on held\n\n**worse**: 100.0% → 45.0%"
     )
-    assert [(step, part) for step, part, _ in told["series"]] == [(1_007, "held.vs_previous")] * 2
+    assert [(step, part) for step, part, _ in told["series"]] == [(1_007, "held.leg.vs_previous")] * 2
     assert told["series"][0][2]["eval/held/vs_previous/regressed"] == 11
     [(name, event)] = told["event"]
     assert name == comparison.REGRESSED
@@ -85,6 +102,6 @@ def test_a_night_that_cannot_be_compared_is_told_and_its_evaluation_stands(
     store = LocalStore(tmp_path / "store")
     put(store, tmp_path, "2026-11-28-leg-1", True)
     second = put(store, tmp_path, "2026-11-29-leg-2")
-    comparison.compare_with_last_night(store, None, "mini-s1", "held", second, 1_007)
+    comparison.compare_with_last_night(store, None, "mini-s1", "held", second, 1_007, "held.leg")
     assert told["warning"][0].startswith("2026-11-29-leg-2 is not compared with 2026-11-28-leg-1: no task in common")
     assert not told["artifact"] + told["event"] + told["series"]

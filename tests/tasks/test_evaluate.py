@@ -13,12 +13,16 @@ from components.artifacts import LocalStore
 from components.cluster import REPOSITORY
 from components.config import HELDOUT, load
 from components.evaluation import aggregate
+from components.tracking import Tracker
 from tasks import evaluate
 from tasks.asks import NIGHTLY_INDEX
 from tasks.drive import Driven
 from tasks.evaluate import _artifact_key, describe, rows_of
-from tasks.results import Score
+from tasks.results import Checkpoint, Score
+from tests import services
 from tests.evaluation.test_score import trial
+
+LEG = Checkpoint("leg-1", "legs/1", 10)
 
 
 def result(**changes: Any) -> dict[str, Any]:
@@ -75,23 +79,28 @@ def test_the_best_checkpoint_is_told_by_held_out_tasks_in_a_campaign_or_at_night
     found = result(suite=suite, checkpoint="legs/1", metrics={}, series=f"{suite}.m.native", mean_reward=0.5)
     driven = Driven(found, "run", "parent", LocalStore(tmp_path))
     config = load(REPOSITORY / "configs" / "miniature.yaml")
-    evaluate._record(config, driven, Score.of(found, 10), index)
+    evaluate._record(config, driven, Score.of(found, 10), index, LEG)
     assert noted == told
 
 
-def test_the_numbers_of_every_suite_of_a_night_are_a_part_of_its_own(
+def test_the_numbers_of_every_suite_and_every_checkpoint_of_a_night_get_into_mlflow(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    logged: list[tuple[str, int, str]] = []
-    tracker = SimpleNamespace(log_step=lambda run, step, values, at, part: logged.append((run, step, part)))
+    # The step of a night is its day: of two checkpoints that were evaluated in one, the second was taken for the first.
+    tracker = Tracker(services.database(tmp_path / "mlflow.db"), tmp_path / "artifacts")
+    run = tracker.stage(tracker.campaign("mini-s1", {}, {}), "evaluate", {})
     monkeypatch.setattr(evaluate.tracking, "tracker", lambda: tracker)
     monkeypatch.setattr(evaluate, "create_table_artifact", lambda *_, **__: None)
     config = load(REPOSITORY / "configs" / "miniature.yaml")
     night, parts = NIGHTLY_INDEX + 739_000, ["tb.m.harbor", "ours.m.harbor"]
+    for checkpoint, rate in ((LEG, 0.5), (Checkpoint("base", "base", 0), 0.25), (LEG, 0.75)):
+        for part in parts:
+            found = result(metrics={f"eval/{part}/resolved": rate}, series=part, checkpoint="x", mean_reward=0.5)
+            driven = Driven(found, run, run, LocalStore(tmp_path))
+            evaluate._record(config, driven, Score.of(found, 10), night, checkpoint)
     for part in parts:
-        found = result(metrics={}, series=part, checkpoint="legs/1", mean_reward=0.5)
-        evaluate._record(config, Driven(found, "run", "parent", LocalStore(tmp_path)), Score.of(found, 10), night)
-    assert logged == [("run", night, part) for part in parts]
+        history = tracker.client.get_metric_history(run.run_id, f"eval/{part}/resolved")
+        assert sorted((each.step, each.value) for each in history) == [(night, 0.25), (night, 0.5)], "each once"
 
 
 def test_an_artifacts_key_is_one_that_prefect_takes() -> None:
