@@ -11,12 +11,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
 from components.errors import FaultCause, InfraFault
 from components.sampler import Sampler
+
+T = TypeVar("T")
 
 
 class WeightSource(Protocol):
@@ -80,18 +82,20 @@ class Roll:
         detail = "did not answer in its time of the publication" if late else str(error)
         self.lost[place] = error if isinstance(error, InfraFault) else InfraFault(FaultCause.SAMPLER, detail)
 
-    async def each(self, call: Callable[[Sampler], Awaitable[None]]) -> None:
-        """Calls every sampler at once; those that raise or are late are struck off."""
+    async def each(self, call: Callable[[Sampler], Awaitable[T]]) -> dict[int, T]:
+        """What every sampler answers, by its place, called all at once; those that raise or are late are struck off."""
         limit = self.allowance_s()
+        answers: dict[int, T] = {}
 
         async def one(place: int, sampler: Sampler) -> None:
             try:
                 async with asyncio.timeout(limit):
-                    await call(sampler)
+                    answers[place] = await call(sampler)
             except (InfraFault, TimeoutError) as error:
                 self.lose(place, error)
 
         await asyncio.gather(*(one(place, sampler) for place, sampler in self.present.items()))
+        return {place: answers[place] for place in self.present}
 
 
 async def at_barrier(

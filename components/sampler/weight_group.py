@@ -26,12 +26,12 @@ def open_store(host: str, world_size: int, timeout_s: float) -> TCPStore:
     """The meeting point, in the trainer's process at a free port (`.port`).
 
     Raises:
-        InfraFault: SAMPLER; the address cannot be listened on.
+        InfraFault: TRAINER; the address cannot be listened on.
     """
     try:
         return TCPStore(host, 0, world_size, True, timedelta(seconds=timeout_s), wait_for_workers=False)
     except RuntimeError as error:
-        raise InfraFault(FaultCause.SAMPLER, f"weight group: cannot listen on {host}: {_first_line(error)}") from error
+        raise InfraFault(FaultCause.TRAINER, f"weight group: cannot listen on {host}: {_first_line(error)}") from error
 
 
 class WeightGroup:

@@ -114,7 +114,7 @@ class PublisherSuite:
         self, publisher: Publisher, clients: list[SGLangClient], model_folder: Path, oracle: Oracle
     ) -> None:
         def fail() -> None:
-            raise InfraFault(FaultCause.TRAINER, "rank 1 was killed")  # of a sampler, it would be reported
+            raise InfraFault(FaultCause.TRAINER, "rank 1 was killed")
 
         with pytest.raises(InfraFault, match="rank 1 was killed"):
             await publisher.publish(clients, FolderSource(model_folder, fail), 51)
