@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 PANELS = (
     ("reward", "mean reward", (("rollout/reward_mean", "rollouts"),)),
     ("turns", "turns", (("rollout/turns_mean", "mean"), ("rollout/turns_p90", "90th percentile"))),
+    ("length", "tokens a trial", (("rollout/tokens_mean", "mean"),)),
     ("explained_variance", "explained variance", (("critic/explained_variance", "critic"),)),
     (
         "gaps",
@@ -34,6 +35,10 @@ PANELS = (
         ),
     ),
 )
+SMOOTHED = {"gaps"}
+"""Panels of single steps, pale, and of their exponential average, as the paper draws its gap."""
+EMA = 0.25
+"""Weight of the newest step in it (the paper's)."""
 SIZE_IN = (6.0, 3.2)
 DPI = 110
 
@@ -45,18 +50,31 @@ def figures(records: Sequence[StepRecord], evaluations: Sequence[Evaluation]) ->
     for name, label, lines in PANELS:
         points = [(series.points(metric), legend) for metric, legend in lines]
         if any(found for found, _ in points):
-            drawn[name] = _lines(label, points)
+            drawn[name] = _lines(label, points, smooth=name in SMOOTHED)
     if any(evaluation.score.get("resolved") is not None for evaluation in evaluations):
         drawn["heldout"] = _heldout(evaluations)
     return drawn
 
 
-def _lines(label: str, lines: Sequence[tuple[list[tuple[int, float]], str]]) -> bytes:
+def averaged(values: Sequence[float], weight: float = EMA) -> list[float]:
+    """The exponential average after each value; the first is its own."""
+    smooth: list[float] = []
+    for value in values:
+        smooth.append(value if not smooth else smooth[-1] + weight * (value - smooth[-1]))
+    return smooth
+
+
+def _lines(label: str, lines: Sequence[tuple[list[tuple[int, float]], str]], *, smooth: bool) -> bytes:
     canvas = _Canvas("step", label)
     for points, legend in lines:
-        if points:
-            steps, values = zip(*points, strict=True)
+        if not points:
+            continue
+        steps, values = zip(*points, strict=True)
+        if not smooth:
             canvas.axes.plot(steps, values, marker="o", markersize=3, linewidth=1.4, label=legend)
+            continue
+        (line,) = canvas.axes.plot(steps, averaged(values), linewidth=1.6, label=legend)
+        canvas.axes.plot(steps, values, ".", markersize=4, alpha=0.35, color=line.get_color())
     if len(lines) > 1:
         canvas.axes.legend(frameon=False, fontsize=8)
     return canvas.png()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from components.diagnostics.detectors import DETECTORS
 from components.diagnostics.finding import Diagnosis, Finding, Severity
-from components.diagnostics.series import Evaluation, Series, StepRecord
+from components.diagnostics.series import Evaluation, Series, StepRecord, mean
 
 MARKS: Mapping[Severity, str] = {
     Severity.OK: "ok",
@@ -48,6 +48,8 @@ def render(
     series = Series(records)
     if ends := _ends(series):
         parts += ["## Where trials ended", ends]
+    if cancelled := _cancelled(series):
+        parts += ["## Cancelled by class", cancelled]
     if series.steps:
         parts += [f"## Steps ({len(series.steps)})", _steps(series)]
     if links:
@@ -104,6 +106,21 @@ def _ends(series: Series) -> str:
         if (total := series.total(name))
     ]
     return _table(["", "reason", "trials"], rows) if rows else ""
+
+
+def _cancelled(series: Series) -> str:
+    """How many trials of each class were cancelled in all steps, and what that did to its share of what is trained."""
+    prefix, gap = "rollout/cancelled_by/", "rollout/share_gap/"
+    rows = [
+        [
+            name.removeprefix(prefix),
+            f"{total:.0f}",
+            _number(mean(series.values(gap + name.removeprefix(prefix))), "+.1%"),
+        ]
+        for name in series.names(prefix)
+        if (total := series.total(name))
+    ]
+    return _table(["class", "trials", "its share, trained - submitted"], rows) if rows else ""
 
 
 def _evaluations(evaluations: Sequence[Evaluation]) -> str:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 from components.diagnostics import Evaluation, diagnose, figures, page, render
+from components.diagnostics.figures import averaged
 from tests.diagnostics.campaigns import RISING, records
 
 FULL = {"resolved": 0.5, "stderr": 0.031, "assertions_passed": 0.8, "mean_reward": 0.3, "turns_mean": 4.5}
@@ -48,6 +49,15 @@ def test_classes_and_ends_are_tables():
     assert "gave_up" not in text
 
 
+def test_what_was_cancelled_is_told_by_class_with_what_it_did_to_its_share():
+    hard = {"rollout/cancelled_by/difficulty.hard": 5.0, "rollout/share_gap/difficulty.hard": -0.04}
+    steps = records({**hard, "rollout/cancelled_by/difficulty.easy": 0.0}, steps=3)
+    text = render("t", diagnose(steps, []), steps, [])
+    assert "| difficulty.hard | 15 | -4.0% |" in text
+    assert "difficulty.easy |" not in text
+    assert "Cancelled by class" not in render("t", diagnose(records(), []), records(), [])
+
+
 def test_the_page_carries_its_figures_and_lets_no_text_become_markup():
     text = "# A\n\n| a | b |\n|---|---|\n| <script>alert(1)</script> | [x](javascript:alert(1)) |\n"
     made = page("<b>", text, {"reward": b"\x89PNG"})
@@ -64,10 +74,16 @@ def test_an_empty_run_has_a_report():
 
 
 def test_figures_are_images_of_what_was_measured():
-    drawn = figures(records({"rollout/turns_mean": None}), RISING)
-    assert set(drawn) == {"reward", "explained_variance", "gaps", "passed_over", "heldout"}
+    drawn = figures(records({"rollout/turns_mean": None, "rollout/tokens_mean": 300.0}), RISING)
+    assert set(drawn) == {"reward", "length", "explained_variance", "gaps", "passed_over", "heldout"}
     assert all(png.startswith(b"\x89PNG") and len(png) > 2_000 for png in drawn.values())
     assert figures([], []) == {}
+
+
+def test_gaps_are_averaged_as_the_papers_are():
+    assert averaged([1.0, 2.0, 0.0]) == [1.0, 1.25, 0.9375]
+    jagged = figures(records({"gap/engine_token_mean": lambda step: 0.01 * (step % 2)}), [])["gaps"]
+    assert jagged != figures(records(), [])["gaps"]
 
 
 def test_matplotlib_is_not_imported_until_a_figure_is_drawn():

@@ -1,11 +1,12 @@
 """Tail rules in virtual time, through the scheduler that campaigns run."""
 
 from statistics import mean
+from time import process_time
 
 import pytest
 
 from components.planner import Kind, simulate
-from components.rollout import Outcome, Plan, Tail
+from components.rollout import Ledger, Outcome, Plan, Tail
 
 KINDS = (Kind("easy", 0.5, 1.5, 0.6), Kind("medium", 0.3, 2.3, 0.6), Kind("hard", 0.2, 3.2, 0.6))
 """Durations that reproduce the paper's 48 cancelled of 561."""
@@ -67,6 +68,32 @@ def test_every_trial_of_a_simulated_step_has_one_row_and_goes_on_where_it_was_ca
         after.check()
         goes_on = [r.trial_id for r in before.rows if r.outcome in (Outcome.CARRIED, Outcome.CONTINUED)]
         assert goes_on == [row.trial_id for row in after.rows if row.origin == "resumed"]
+
+
+def test_a_step_of_ten_thousand_trials_has_every_row_and_costs_no_more_a_trial_than_a_small_one():
+    def us_a_trial(batch: int) -> float:
+        plan = Plan.of(
+            batch,
+            group=1,
+            oversample=0.09375,
+            concurrency=batch,
+            starts_per_s=1e9,
+            max_attempts=1,
+            max_fault_share=1.0,
+            max_rejected_share=1.0,
+            tail=Tail.CARRY,
+        )
+        started = process_time()
+        (ledger,) = simulate(plan, KINDS, steps=1, max_streak=3, seed=1).ledgers
+        metrics, again = ledger.metrics(), Ledger.from_records(0, ledger.records())
+        took = process_time() - started
+        assert again.rows == ledger.rows
+        assert (metrics["rollout/launched"], metrics["rollout/admitted"]) == (len(ledger.rows), batch)
+        assert metrics["rollout/carried"] == len(ledger.rows) - batch
+        return 1e6 * took / len(ledger.rows)
+
+    small = min(us_a_trial(1_000) for _ in range(3))
+    assert us_a_trial(10_000) < 5 * small, "ten times as much, if each trial looked at all others"
 
 
 def test_shares_that_do_not_sum_to_one_are_refused():

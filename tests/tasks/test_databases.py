@@ -17,6 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
+from prefect import flow
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 import flows.campaign
 from components.cluster import REPOSITORY
@@ -199,6 +201,17 @@ def run_flow(site: Site) -> None:
         [sys.executable, "-c", FLOW], env=environment, cwd=REPOSITORY, text=True, capture_output=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.timeout(600)
+def test_a_flow_that_has_run_is_in_a_real_postgresql(postgres: Server, site: Site, stack: Stack) -> None:
+    server = str(stack.up(["prefect"], pin=True).services["prefect"]["url"])
+    with temporary_settings({PREFECT_API_URL: server}):
+        assert flow(lambda: 42, name="answering")() == 42
+    database = str(site.prefect_database).rpartition("/")[2]
+    assert postgres.ask(database, "SELECT count(*) FROM alembic_version") == [(1,)], "migrated"
+    flows = "SELECT f.name, r.state_name FROM flow_run r JOIN flow f ON f.id = r.flow_id"
+    assert postgres.ask(database, flows) == [("answering", "Completed")]
 
 
 @pytest.mark.nightly

@@ -91,6 +91,22 @@ def test_a_step_committed_again_at_another_time_is_not_doubled(tracker: Tracker,
     assert [item.value for item in fresh.client.get_metric_history(parent.run_id, "loss")] == [1.0]
 
 
+def test_a_step_costs_one_request_however_many_came_before(tracker: Tracker, parent: Run) -> None:
+    fresh = Tracker(tracker.uri)
+    asked: list[str] = []
+
+    class Counting:
+        def __getattr__(self, name: str) -> object:
+            asked.append(name)
+            return getattr(tracker.client, name)
+
+    fresh.client = Counting()
+    for step in range(30):
+        assert fresh.log_step(parent, step, {f"metric/{number}": float(step) for number in range(100)}, step)
+        assert not fresh.log_step(parent, step, {"metric/0": 0.0}, step)
+    assert asked == ["get_metric_history", *["log_batch"] * 30]
+
+
 def test_files_are_replaced_and_pools_are_named_once(tracker: Tracker, parent: Run) -> None:
     for data in (b"one", b"two"):
         tracker.log_bytes(parent, "figures/gap.png", data)
