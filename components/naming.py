@@ -11,8 +11,8 @@ from urllib.parse import unquote
 
 EXPERIMENT = "longshell"
 """MLflow's experiment, of every campaign."""
-BATCH_PARTS = ("batches", "rollouts", "judged", "trials")
-"""Of a step's batch: its trials, their description, figures of tokens, and a row a trial."""
+BATCH_PARTS = ("batches", "rollouts", "judged", "trials", "ledger")
+"""Of a step's batch: its trials, their description, figures of tokens, a row a trial, and one a launched trial."""
 _CURATED = {
     "aggregate": ("candidates", "aggregate.json"),
     "gates": ("gates.json",),

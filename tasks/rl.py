@@ -8,6 +8,7 @@ from components.config import CampaignConfig
 from tasks import asks, tracking
 from tasks.campaign import campaign_name
 from tasks.drive import STAGE, drive
+from tasks.ledger import log_ledger
 from tasks.results import Checkpoint, Pool, WarmCritic
 
 
@@ -33,6 +34,7 @@ def rl_leg(
         seconds=result.get("seconds", 0.0),
     )
     tracking.register(campaign_name(config), driven.run, made, driven.store, ())
+    log_ledger(driven.store, driven.run, campaign_name(config), leg, range((leg - 1) * steps, leg * steps))
     if leg == config.rl.legs:
         tracking.tracker().end(driven.run)
     return made

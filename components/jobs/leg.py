@@ -154,6 +154,7 @@ class Leg:
         store = self._job.store
         store.put_bytes(self._key("judged", step), dump_figures(samples, result.tokens))
         store.put_json(self._key("trials", step), trial_rows(batch.trials, batch.rewards, samples, result.tokens))
+        store.put_json(self._key("ledger", step), batch.ledger.records())
         return metrics
 
     def _lost(self, step: int, batch: SpooledBatch) -> dict[str, InfraFault]:

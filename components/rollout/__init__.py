@@ -5,7 +5,7 @@ from components.rollout.barrier import Barrier, BehindBarrier
 from components.rollout.carryover import Return, Unfinished, returns
 from components.rollout.finished import Finished, FinishedTrials
 from components.rollout.journal import Journals
-from components.rollout.ledger import Ledger, LedgerRow, Origin, Outcome
+from components.rollout.ledger import Ledger, LedgerRow, Origin, Outcome, by_class
 from components.rollout.metrics import rollout_metrics, trial_tokens
 from components.rollout.resumption import Continuation, Interrupted
 from components.rollout.scheduler import Finish, FinishReason, Launch, Plan, StepScheduler, Tail, Wait, tolerated
@@ -40,6 +40,7 @@ __all__ = [
     "TrialRow",
     "Unfinished",
     "Wait",
+    "by_class",
     "dump_figures",
     "load_batch",
     "load_figures",

@@ -72,6 +72,8 @@ class LedgerRow:
 
 CLASSES = ("category", "difficulty", "lineage_depth")
 """Columns whose values are the classes that shares are compared by."""
+SIZES = ("turns", "tokens", "seconds")
+"""Columns whose classes go by powers of two: what a step passes over is what takes long."""
 
 
 class Ledger:
@@ -171,14 +173,60 @@ class Ledger:
         return metrics
 
     def _size_metrics(self) -> dict[str, float]:
-        """Mean size of what was cancelled beside `turns_mean` of what was admitted."""
+        """Mean size of what was cancelled or carried, so far, beside `turns_mean` of what was admitted."""
         metrics = {}
-        cancelled = [row for row in self.rows if row.outcome is Outcome.CANCELLED]
-        for name in ("turns", "tokens", "seconds"):
-            values = [value for row in cancelled if (value := getattr(row, name)) is not None]
-            if values:
-                metrics[f"rollout/cancelled_{name}_mean"] = sum(values) / len(values)
+        for passed, outcomes in _PASSED_OVER.items():
+            rows = [row for row in self.rows if row.outcome in outcomes]
+            for name in SIZES:
+                values = [value for row in rows if (value := getattr(row, name)) is not None]
+                if values:
+                    metrics[f"rollout/{passed}_{name}_mean"] = sum(values) / len(values)
         return metrics
+
+
+_PASSED_OVER = {"cancelled": {Outcome.CANCELLED}, "carried": {Outcome.CARRIED, Outcome.CONTINUED}}
+
+
+def by_class(rows: Sequence[LedgerRow]) -> list[dict[str, Any]]:
+    """What became of the trials of every class, one row a class; `rows` may be of several steps.
+
+    In each, launched + resumed = the sum of the outcomes. `drawn_share` and `admitted_share` are of its column's
+    whole, and absent (None) where that is nothing.
+    """
+    found = []
+    for column in (*CLASSES, *SIZES):
+        classes: dict[Any, list[LedgerRow]] = {}
+        for row in rows:
+            classes.setdefault(_class_of(row, column), []).append(row)
+        for value in sorted(classes, key=lambda value: (value is None, value)):
+            found.append({"column": column, "class": _class_name(value, column)} | _outcomes(classes[value], rows))
+    return found
+
+
+def _outcomes(rows: Sequence[LedgerRow], every: Sequence[LedgerRow]) -> dict[str, Any]:
+    counts = Counter(row.outcome for row in rows)
+    drawn, all_drawn = (sum(row.origin is Origin.DRAWN for row in some) for some in (rows, every))
+    admitted, all_admitted = (sum(row.outcome is Outcome.ADMITTED for row in some) for some in (rows, every))
+    resumed = sum(row.origin is Origin.RESUMED for row in rows)
+    return {
+        "launched": len(rows) - resumed,
+        "resumed": resumed,
+        **{outcome.value: counts[outcome] for outcome in Outcome},
+        "drawn_share": drawn / all_drawn if all_drawn else None,
+        "admitted_share": admitted / all_admitted if all_admitted else None,
+    }
+
+
+def _class_of(row: LedgerRow, column: str) -> Any:
+    """Of a size, the number of its binary digits; None where it is not known."""
+    value = getattr(row, column)
+    return value if column in CLASSES or value is None else int(value).bit_length()
+
+
+def _class_name(value: Any, column: str) -> str:
+    if column in CLASSES or value is None:
+        return "unknown" if value is None else str(value)
+    return str(value) if value < 2 else f"{1 << (value - 1)} to {(1 << value) - 1}"
 
 
 def metric_key(text: str) -> str:

@@ -15,7 +15,7 @@ import math
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,10 @@ KEY = "longshell.key"
 """Tag by which a run is found again: `<campaign>` or `<campaign>/<stage>`."""
 COMMITTED = "time/committed_ms"
 """Metric that marks a step as logged; its value is the step's commit time, exact below 2^53. Parts have one each."""
+_TABLES = "mlflow.loggedArtifacts"
+"""Tag by which MLflow knows which files of a run are tables."""
+_TABLES_SHOWN = 60
+"""The newest of them: a tag has at most 8,000 characters."""
 _PARAM_CHARS = 6_000
 """Longest value MLflow stores of one parameter."""
 
@@ -169,6 +173,16 @@ class Tracker:
             file = Path(scratch) / name
             file.write_bytes(data)
             self.client.log_artifact(run.run_id, str(file), folder or None)
+
+    @told
+    def log_table(self, run: Run, path: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Keeps rows, all of the same columns, as a table that MLflow shows and loads. The same path is replaced."""
+        columns = list(rows[0])
+        table = {"columns": columns, "data": [[row[column] for column in columns] for row in rows]}
+        self.log_bytes(run, path, json.dumps(table).encode())
+        tables = json.loads(self.client.get_run(run.run_id).data.tags.get(_TABLES, "[]"))
+        others = [entry for entry in tables if entry["path"] != path]
+        self.log_tags(run, {_TABLES: json.dumps([*others, {"path": path, "type": "table"}][-_TABLES_SHOWN:])})
 
     @told
     def log_pool(self, run: Run, name: str, digest: str, uri: str) -> None:

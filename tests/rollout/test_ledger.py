@@ -6,7 +6,7 @@ import pytest
 
 from components.errors import FaultCause, RecordError, StopReason
 from components.records import TaskRef
-from components.rollout import Ledger, Origin, Outcome
+from components.rollout import Ledger, Origin, Outcome, by_class
 
 
 def ref(name, category="files", difficulty="easy"):
@@ -95,3 +95,46 @@ def test_rows_survive_json():
     ledger.end("f", Outcome.INFRA_FAULT, fault=FaultCause.IMAGE, stop=StopReason.GAVE_UP, detail="no such image")
     again = Ledger.from_records(3, json.loads(json.dumps(ledger.records())))
     assert again.rows == ledger.rows
+
+
+def test_what_became_of_every_class_is_told_by_kind_and_by_size():
+    ledger = filled()
+    ledger.launch("c", ref("x"), 1, origin=Origin.RESUMED)
+    ledger.end("c", Outcome.CONTINUED, turns=1, tokens=5, seconds=0.4)
+    ledger.launch("f", ref("y"), 1, origin=Origin.RELAUNCHED)
+    ledger.end("f", Outcome.INFRA_FAULT, fault=FaultCause.IMAGE)
+    rows = by_class([*ledger.rows, *ledger.rows])  # as those of two steps
+    for row in rows:
+        assert row["launched"] + row["resumed"] == sum(row[outcome.value] for outcome in Outcome)
+    totals = {}
+    for row in rows:
+        totals[row["column"]] = totals.get(row["column"], 0) + row["launched"] + row["resumed"]
+    columns = ("category", "difficulty", "lineage_depth", "turns", "tokens", "seconds")
+    assert totals == dict.fromkeys(columns, 24)
+    found = {(row["column"], row["class"]): row for row in rows}
+    hard = found["difficulty", "hard"]
+    assert (hard["launched"], hard["cancelled"], hard["drawn_share"], hard["admitted_share"]) == (4, 4, 0.2, 0.0)
+    names = [row["class"] for row in rows if row["column"] == "turns"]
+    assert names == ["0", "1", "2 to 3", "4 to 7", "8 to 15", "unknown"]
+    assert [found["turns", name]["cancelled"] for name in names] == [0, 0, 0, 0, 4, 0]
+    assert (found["turns", "1"]["continued"], found["turns", "1"]["resumed"]) == (2, 2)
+    assert found["turns", "unknown"]["infra_fault"] == 2
+    assert found["seconds", "0"]["continued"] == 2
+
+
+def test_the_size_of_what_is_carried_is_told_as_of_what_is_cancelled():
+    ledger = Ledger(0)
+    for name, outcome, turns in (("a", Outcome.CARRIED, 3), ("b", Outcome.CONTINUED, 6), ("c", Outcome.ADMITTED, 1)):
+        ledger.launch(name, ref(name), 1, origin=Origin.RESUMED if name == "b" else Origin.DRAWN)
+        ledger.end(name, outcome, turns=turns)
+    metrics = ledger.metrics()
+    assert metrics["rollout/carried_turns_mean"] == 4.5
+    assert "rollout/cancelled_turns_mean" not in metrics
+    assert "rollout/carried_tokens_mean" not in metrics
+
+
+def test_no_class_of_a_step_without_an_admission_has_a_share():
+    ledger = Ledger(0)
+    ledger.launch("t1", ref("a"), 1, origin=Origin.RESUMED)
+    ledger.end("t1", Outcome.CONTINUED)
+    assert {(row["drawn_share"], row["admitted_share"]) for row in by_class(ledger.rows)} == {(None, None)}

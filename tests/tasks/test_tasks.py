@@ -15,11 +15,13 @@ from components.artifacts import LocalStore
 from components.cluster import REPOSITORY, JobSpec
 from components.config import CampaignConfig, load
 from components.errors import ConfigError, DamagedError, Failure, JobFailed, ServiceError, StopReason
+from components.naming import batch_key
 from components.records import Reward, TaskRef, Trial, Turn, VerifierReport
 from components.rollout import Ledger, Origin, Outcome, save_batch
 from components.tracking import Run, Tracker
 from flows.campaign import campaign as campaign_flow
 from tasks import campaign, drive, launch, mirror, summary, trajectories
+from tasks.ledger import log_ledger
 from tasks.mirror import Mirror, Steps
 from tasks.site import Site
 from tasks.trajectories import log_trajectories
@@ -129,6 +131,23 @@ def test_committed_steps_of_a_leg_are_mirrored_once_and_progress_is_told(store: 
     assert [percent for percent, _ in shown] == [50.0, 100.0, 100.0]
     assert shown[0][1].startswith("m-s1 rl 2: step 1 of 2, reward 2.5, about ")
     assert shown[1][1] == "m-s1 rl 2: step 2 of 2, reward 3.5"
+
+
+def test_the_ledger_of_a_leg_is_two_tables_of_its_run(store: LocalStore, watched) -> None:
+    tracker, run, _ = watched
+    log_ledger(store, run, "c", 1, range(2))  # There is none: no table is made up.
+    for step in range(2):
+        ledger = Ledger(step)
+        ledger.launch(f"t{step}", TaskRef("p", "k", "d", "files"), 1, origin=Origin.DRAWN)
+        ledger.end(f"t{step}", Outcome.ADMITTED, turns=4)
+        store.put_json(batch_key("c", "rl", step, "ledger"), ledger.records())
+    log_ledger(store, run, "c", 1, range(2))
+    log_ledger(store, run, "c", 1, range(2))
+    rows = tracker.client.load_table(run.experiment_id, "ledger/leg-1.json", [run.run_id])
+    assert rows["trial_id"].tolist() == ["t0", "t1"]
+    classes = tracker.client.load_table(run.experiment_id, "ledger/leg-1-classes.json", [run.run_id])
+    turns = classes[classes["column"] == "turns"]
+    assert (turns["class"].tolist(), turns["admitted"].tolist()) == (["4 to 7"], [2])
 
 
 def _away(*_: object) -> None:

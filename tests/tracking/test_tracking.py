@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -115,6 +116,17 @@ def test_files_are_replaced_and_pools_are_named_once(tracker: Tracker, parent: R
     assert Path(tracker.client.download_artifacts(parent.run_id, "figures/gap.png")).read_bytes() == b"two"
     (item,) = tracker.client.get_run(parent.run_id).inputs.dataset_inputs
     assert item.dataset.name == "pool"
+
+
+def test_a_table_is_what_mlflow_takes_for_one_and_is_replaced(tracker: Tracker, parent: Run) -> None:
+    for turns in (3, 4):
+        tracker.log_table(parent, "ledger/leg-1.json", [{"trial": "a", "turns": turns}, {"trial": "b", "turns": None}])
+    tracker.log_table(parent, "ledger/leg-2.json", [{"trial": "c", "turns": 1}])
+    loaded = tracker.client.load_table(parent.experiment_id, "ledger/leg-1.json", [parent.run_id])
+    assert loaded["trial"].tolist() == ["a", "b"]
+    assert loaded["turns"].fillna(0).tolist() == [4, 0]
+    shown = json.loads(tracker.client.get_run(parent.run_id).data.tags["mlflow.loggedArtifacts"])
+    assert shown == [{"path": f"ledger/leg-{leg}.json", "type": "table"} for leg in (1, 2)]
 
 
 def test_aliases_point_to_checkpoints_and_best_moves_only_upwards(tracker: Tracker, parent: Run) -> None:
