@@ -1,4 +1,4 @@
-"""Result files as three versions of Harbor write them, by their documentation. Written by hand; only 0.25.0 was run."""
+"""Result files as three versions of Harbor write them, by hand: for ends that the files in `harbor_left/` have not."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ def result(version: str, task: str = "count-lines", **changes: Any) -> dict[str,
         "agent_setup": {"started_at": minute(1), "finished_at": minute(2)},
         "agent_execution": {"started_at": minute(2), "finished_at": minute(7)},
         "verifier": {"started_at": minute(7), "finished_at": minute(9)},
+        "step_results": None,
     }
-    if version != "0.7.0":  # 0.25 tells the verifier's mode, a model's usage and steps
-        found |= {"verifier_environment_mode": "shared", "step_results": None}
+    if version != "0.7.0":  # the later ones tell the verifier's mode, a model's usage and whether the reward counts
+        found |= {"verifier_environment_mode": "shared", "reward_valid": True, "schema_version": 1}
         found["agent_result"] |= {"model_usage": {"policy": {"n_input_tokens": 900}}}
-    if version == "0.26.0":  # names of packages, and times with an offset
+    if version == "0.26.0":  # a task of a package is called by it
         found |= {"task_name": f"org/{task}", "started_at": "2026-03-01T10:00:00.000000+00:00"}
     return found | changes
 

@@ -1,4 +1,8 @@
-"""What Harbor leaves, as our trials; of versions other than 0.25.0 from files that were written by hand."""
+"""What Harbor leaves, as our trials: files that three versions left, and others written by hand after them.
+
+`harbor_left/` is of `test_harbor_real.py`'s tasks and script, run by Harbor 0.7.0, 0.25.0 and 0.26.0 in our boxes (0.7.0
+by a class of ours made to fit). Of `config` only the task is kept, of trajectories sources and calls.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,31 @@ from tests.evaluation.harbor_files import answer, error, minute, result, write
 
 REF = TaskRef("suite", "count-lines", "d", "text", difficulty="easy")
 DONE = "mark_task_complete"
+COUNTS = ("turns", "sampled_tokens", "prompt_tokens", "compactions_attempted", "harness")
+
+
+LEFT = Path(__file__).with_name("harbor_left")
+VERSIONS = ("0.7.0", "0.25.0", "0.26.0")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_a_version_left_when_it_was_run_is_read_as_what_happened(version: str) -> None:
+    found = {left.task: left for left in read_job(LEFT / version)}
+    ours = {name: left.trial(name, REF, max_turns=5, verifier_timeout_s=30) for name, left in found.items()}
+    assert {name: (one.stop, one.report and one.report.outcome) for name, one in ours.items()} == {
+        "solved": (StopReason.COMPLETED, True),
+        "never-done": (StopReason.TURN_LIMIT, True),
+        "no-verdict": (StopReason.COMPLETED, None),
+    }
+    fault = ours["no-verdict"].fault
+    assert fault is not None
+    assert fault.cause is FaultCause.VERIFIER_BOOTSTRAP
+    assert "No reward file found" in str(fault)
+    counted = {name: [one.facts[key] for key in COUNTS] for name, one in ours.items()}
+    assert counted["solved"] == [3, 263, 9_984, 0, "harbor terminus-2 2.0.0"]
+    assert counted["never-done"][:2] == [5, 563], "what its prompts held depends on when a screen was looked at"
+    assert all(set(one.timings_s) >= {"start", "agent_setup", "agent"} for one in ours.values())
+    assert all(seconds > 0 for one in ours.values() for seconds in one.timings_s.values())
 
 
 def trial(job: Path, **limits: int) -> Trial:
@@ -24,7 +53,7 @@ def trial(job: Path, **limits: int) -> Trial:
     return found.trial("t1", REF, max_turns=limits.get("max_turns", 60), verifier_timeout_s=900)
 
 
-@pytest.mark.parametrize("version", ["0.7.0", "0.25.0", "0.26.0"])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_resolved_trial_of_every_version_is_one_of_ours(tmp_path: Path, version: str) -> None:
     steps = [{"source": "user", "message": "task"}, answer("bash_command"), answer(DONE), answer(), answer(DONE)]
     write(tmp_path / "count-lines__abc1234", result(version), steps, test__stdout_txt="ok")

@@ -1,8 +1,7 @@
 """Reads what a Harbor job left, and makes trials of it.
 
-Only the files of Harbor 0.25.0 were seen. What differs in 0.7.0 and 0.26.0, by their documentation, is read tolerantly:
-a field that one of them does not write (the mode of the verifier, model usage, the results of steps, a phase's times)
-is absent here, never 0. Files, not Harbor's classes: they need another Python.
+Files that Harbor 0.7.0, 0.25.0 and 0.26.0 left are among the tests. What one of them does not write (the mode of the
+verifier, model usage, a phase's times) is absent here, never 0. Files, not Harbor's classes: they need another Python.
 
 Invariant: a trial of Harbor's becomes exactly one of ours, with a verdict or with a fault, as the one classifier says;
 Harbor's reward is a verdict only where its verifier was whole and no fault stands beside it.
