@@ -1,7 +1,7 @@
 """What Harbor leaves, as our trials: files that three versions left, and others written by hand after them.
 
-`harbor_left/` is of `test_harbor_real.py`'s tasks and script, run by Harbor 0.7.0, 0.25.0 and 0.26.0 in our boxes (0.7.0
-by a class of ours made to fit). Of `config` only the task is kept, of trajectories sources and calls.
+`harbor_left/` is of tasks and script of `test_harbor_real.py`, run by Harbor 0.7.0, 0.25.0 and 0.26.0 in our boxes
+(0.7.0 by a class made to fit). Of `config` only the task is kept, of trajectories sources and calls.
 """
 
 from __future__ import annotations
