@@ -186,6 +186,7 @@ class VerifierEnded:
         stream: what it reported on the channel that only it has; None where it said nothing there.
         files: what it wrote for Harbor; None where it wrote no verdict.
         tests_whole: its tests were afterwards what they had been before.
+        system_whole: so was its system, where it was sealed.
     """
 
     exit_code: int | None
@@ -196,6 +197,7 @@ class VerifierEnded:
     stream: VerifierReport | None = None
     files: VerifierReport | None = None
     tests_whole: bool = True
+    system_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +303,8 @@ def verdict_of(run: VerifierEnded) -> VerifierReport | InfraFault:
     stream, files = run.stream, run.files
     if not run.tests_whole:
         return VerifierReport({}, False, "tests", f"{TAMPERING}: the tests were changed while they ran")
+    if not run.system_whole:
+        return VerifierReport({}, False, "system", f"{TAMPERING}: the system was changed while the tests ran")
     if stream is not None and stream.outcome is not None:
         if stream.outcome and files is not None and files.outcome is None and files.parse_cause:
             return _fault(run, FaultCause.VERIFIER_BOOTSTRAP, f"all assertions passed, but {files.parse_cause}")

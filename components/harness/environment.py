@@ -33,6 +33,10 @@ class TrialTask(Protocol):
         """Environment variables of the verifier alone."""
 
     @property
+    def verifier_installs(self) -> bool:
+        """Whether its verifier writes to the system, below /usr or /etc, also where it reaches no host."""
+
+    @property
     def tests_dir(self) -> Path:
         """The folder that becomes /tests, with `test.sh` in it. Never in the agent's box."""
 

@@ -1,11 +1,11 @@
 """Grading what an agent left behind, out of the agent's reach.
 
 Invariants: the verifier runs in a fresh box with a pristine system, over the files the agent left, after every process
-of the agent has ended; /tests is put there then, made read-only, and found unchanged afterwards; /logs/verifier is made
-anew; the environment is the image's. What was reverted is told, path by path. The report is read from a channel whose
-every line carries a secret that can be read once, by the verifier; a task from elsewhere that knows nothing of it is
-read from the files it writes in that box, its pytest from the channel too. What it all means `components.outcomes`
-decides.
+of the agent has ended; /tests is put there then, made read-only, and found unchanged afterwards; so is the system, but
+for verifiers that install what they run; /logs/verifier is made anew; the environment is the image's. What was reverted
+is told, path by path. The report is read from a channel whose every line carries a secret that can be read once, by the
+verifier; a task from elsewhere that knows nothing of it is read from the files it writes in that box, its pytest from
+the channel too, once nothing runs there any more. What it all means `components.outcomes` decides.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -24,8 +24,8 @@ from components.harness.cleanup import dismiss
 from components.harness.environment import TrialTask
 from components.outcomes import TAMPERING, VerifierEnded, verdict_of
 from components.records import VerifierReport
-from components.reward import ASSERTION_FILES, VERDICT_FILES, parse_report, read_files
-from components.sandbox import ExecResult, FileEntry, Left, Sandbox, View, read_tree
+from components.reward import ASSERTION_FILES, VERDICT_FILES, parse_report, read_began, read_files
+from components.sandbox import ExecResult, FileEntry, Left, Remains, Sandbox, View, read_tree
 
 TESTS, LOGS, TOOLS = "/tests", "/logs/verifier", "/run/longshell"
 TEST_SCRIPT = f"{TESTS}/test.sh"
@@ -55,11 +55,13 @@ class Verification:
     Attributes:
         ended: the verdict, or why there is none.
         left: what the agent left that the verifier did not see.
+        remains: what was left of the verifier's own run.
         tests_sha256: names the tests that were run.
     """
 
     ended: VerifierReport | InfraFault
     left: Left
+    remains: Remains
     tests_sha256: str
 
     @property
@@ -77,9 +79,10 @@ class Verification:
         """For the trial: every sign of tampering, and programs that were left running."""
         cause = "" if isinstance(self.ended, InfraFault) else self.ended.parse_cause or ""
         signs = [sign for sign in cause.split("; ") if sign.startswith(TAMPERING)]
+        doubtful = [f"planted {path}" for path in self.left.doubtful]
         return {
-            "tampering": [*self.left.reverted, *(f"planted {path}" for path in self.left.doubtful), *signs],
-            "left_running": list(self.left.ended),
+            "tampering": [*self.left.reverted, *doubtful, *self.remains.changed, *signs],
+            "left_running": [*self.left.ended, *self.remains.ended],
             "tests_sha256": self.tests_sha256,
         }
 
@@ -93,7 +96,8 @@ async def verify_result(sandbox: Sandbox, task: TrialTask, *, timeout_s: float, 
     tests = await asyncio.to_thread(read_tree, task.tests_dir, TESTS)
     view = await sandbox.fork_view()
     try:
-        await _lay_out(view, tests, workdir)
+        sealed = not (view.networked or task.verifier_installs)
+        await _lay_out(view, tests, workdir, sealed=sealed)
         nonce = secrets.token_hex(16)
         result = await view.exec(
             [view.shell, "--noprofile", "--norc", "-c", START, TEST_SCRIPT],
@@ -104,13 +108,15 @@ async def verify_result(sandbox: Sandbox, task: TrialTask, *, timeout_s: float, 
             merge_stderr=False,
             secret=f"{nonce}\n".encode(),
         )
-        ended = verdict_of(await _seen(view, result, nonce, tests, timeout_s))
-        return Verification(ended, view.left, _digest(tests))
+        remains = await view.finish(read_began(result.report.decode("utf-8", "replace"), nonce))
+        seen = await _seen(view, result, nonce, tests, timeout_s)
+        seen = replace(seen, system_whole=not (sealed and remains.changed))
+        return Verification(verdict_of(seen), view.left, remains, _digest(tests))
     finally:
         await dismiss(view)
 
 
-async def _lay_out(view: View, tests: Mapping[str, FileEntry], workdir: str) -> None:
+async def _lay_out(view: View, tests: Mapping[str, FileEntry], workdir: str, *, sealed: bool) -> None:
     """Makes /tests and /logs/verifier anew: whatever stands there was not put there by us."""
     prepared = await view.exec(
         ["/bin/bash", "--noprofile", "--norc", "-c", LAY_OUT, "lay-out", workdir, *view.left.doubtful],
@@ -124,7 +130,7 @@ async def _lay_out(view: View, tests: Mapping[str, FileEntry], workdir: str) -> 
         await view.put({TESTS: FileEntry(kind="directory", mode=0o755), **tests, **_tools()})
     except OSError as error:
         raise InfraFault(FaultCause.SANDBOX, f"cannot write {TESTS}: {error}") from error
-    await view.seal(TESTS, TOOLS)
+    await view.seal(TESTS, TOOLS, system=sealed)
     if not await _is_whole(view, tests):
         raise InfraFault(FaultCause.SANDBOX, f"{TESTS} does not hold what was put there")
 

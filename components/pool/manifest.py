@@ -19,6 +19,7 @@ DEFAULT_TIMEOUT_S = 600.0
 """Harbor's default of the verifier and of the build."""
 
 _NUMBER = (int, float)
+_FLAG = (bool,)
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "agent.timeout_sec": (_NUMBER, "a number of seconds"),
     "verifier.timeout_sec": (_NUMBER, "a number of seconds"),
@@ -36,6 +37,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "metadata.category": ((str,), "a string"),
     "metadata.difficulty": ((str,), "a string"),
     "metadata.assertion_ids": ((list,), "a list of strings"),
+    "metadata.verifier_installs": (_FLAG, "true or false"),
 }
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B?", re.IGNORECASE)
 _MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
@@ -61,6 +63,7 @@ class Manifest:
     environment_env: Mapping[str, str] = field(default_factory=dict)
     verifier_env: Mapping[str, str] = field(default_factory=dict)
     solution_env: Mapping[str, str] = field(default_factory=dict)
+    verifier_installs: bool = False
 
 
 def parse_manifest(text: str) -> tuple[Manifest, list[str]]:
@@ -102,6 +105,7 @@ def _manifest(metadata: Mapping[str, Any], lineage: Lineage, values: Mapping[str
         environment_env=values["environment.env"] or {},
         verifier_env=values["verifier.env"] or {},
         solution_env=values["solution.env"] or {},
+        verifier_installs=bool(values["metadata.verifier_installs"]),
     )
 
 
@@ -147,6 +151,8 @@ def _look_up(document: Mapping[str, Any], key: str) -> tuple[Any, str | None]:
 
 
 def _mismatch(value: Any, types: tuple[type, ...], wanted: str) -> str | None:
+    if types is _FLAG and isinstance(value, bool):
+        return None
     if isinstance(value, bool) or not isinstance(value, types):
         return f"must be {wanted}, is {value!r}"
     if isinstance(value, int | float) and not 0 < value < float("inf"):

@@ -68,6 +68,11 @@ class Task:
         return self.manifest.verifier_env
 
     @property
+    def verifier_installs(self) -> bool:
+        """Whether its verifier writes to the system, below /usr or /etc, also where it reaches no host."""
+        return self.manifest.verifier_installs
+
+    @property
     def metadata(self) -> Mapping[str, Any]:
         return self.manifest.metadata
 

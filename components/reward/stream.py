@@ -1,6 +1,6 @@
 """`assertions.jsonl`: our own report, streamed line by line on the verifier's own channel.
 
-    {"nonce": N, "collected": ["a", "b"]}             first: what is going to be checked
+    {"nonce": N, "collected": ["a", "b"]}             first: what is going to be checked; also when it `began`
     {"nonce": N, "id": "a", "outcome": "passed"}      passed, failed, error or skipped; as soon as it is known
     {"nonce": N, "finished": true}                    last: nothing was cut off
 
@@ -50,6 +50,15 @@ def read_stream(text: str, nonce: str | None) -> VerifierReport:
     everything = all(outcome is AssertionOutcome.PASSED for outcome in assertions.values())
     passed = passes(assertions) if by_runner else everything
     return VerifierReport(assertions, passed if decided else None, SOURCE, "; ".join(causes) or None)
+
+
+def read_began(text: str, nonce: str) -> int | None:
+    """When the runner says that it began to run what it had collected: the first, where several say so.
+
+    In nanoseconds of its box's time; None where nobody says it.
+    """
+    said = [line.get("began") for line in _lines(text) if line.get("nonce") == nonce]
+    return min((moment for moment in said if isinstance(moment, int)), default=None)
 
 
 def _lines(text: str) -> Iterator[dict[str, Any]]:

@@ -232,10 +232,10 @@ class Box(ABC, Generic[Living]):
     async def end_processes(self) -> None:
         await self._end()
 
-    async def _end(self) -> dict[str, Any]:
+    async def _end(self, **asked: Any) -> dict[str, Any]:
         """End every process; what the box's first process tells of that."""
         try:
-            return (await self._life.exchange.request({"op": "end"}, timeout_s=OPERATION_S))[0]
+            return (await self._life.exchange.request({"op": "end", **asked}, timeout_s=OPERATION_S))[0]
         except OSError as error:
             raise InfraFault(FaultCause.SANDBOX, f"{self.id}: {error}") from error
 

@@ -148,6 +148,19 @@ class Left:
     ended: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Remains:
+    """What was found in a view when its programs were ended. Bounded and printable, as `Left` is.
+
+    Attributes:
+        ended: names of programs that still ran.
+        changed: "changed /usr/bin/less": files of the system that were changed since then.
+    """
+
+    ended: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+
 class Terminal(Protocol):
     """A pseudo-terminal in a box with one persistent bash."""
 
@@ -270,8 +283,25 @@ class View(Sandbox, Protocol):
         """A bash that, where the isolation is good for it, no program of the view can look into."""
         ...
 
-    async def seal(self, *paths: str) -> None:
-        """Make folders read-only for everything in the view. `process` isolation cannot: look whether it held."""
+    @property
+    def networked(self) -> bool:
+        """Whether its programs reach hosts: they may be there to install some."""
+        ...
+
+    async def seal(self, *paths: str, system: bool = False) -> None:
+        """Make folders read-only for everything in the view, and with `system` its system too (once).
+
+        `process` isolation cannot: look whether it held. On an engine nothing can be added to a sealed system or taken
+        from it, and a file that was written to is told by `finish`.
+        """
+        ...
+
+    async def finish(self, since: int | None) -> Remains:
+        """End every program; tells what still ran, and what was changed of the system.
+
+        That is what was changed after it was sealed, where it could be; of a system that was not, what was changed
+        after `since`, in nanoseconds of the view's own time, and nothing where that is None.
+        """
         ...
 
 

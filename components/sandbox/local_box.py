@@ -14,10 +14,10 @@ from components.sandbox import proxy
 from components.sandbox.box import OPERATION_S, TIMEOUT_GRACE_S, VIEW_ENVIRONMENT, Box, Command, Life
 from components.sandbox.capture import PipeCapture
 from components.sandbox.channel import Channel
-from components.sandbox.contract import REPORT_BYTES, REPORT_FD, SECRET_FD, ExecResult, Left, SandboxSpec
+from components.sandbox.contract import REPORT_BYTES, REPORT_FD, SECRET_FD, ExecResult, Left, Remains, SandboxSpec
 from components.sandbox.line import LocalLine
 from components.sandbox.proxy import BoxProxy
-from components.sandbox.store import ImageStore, Stack
+from components.sandbox.store import BASE_SYSTEMS, ImageStore, Stack
 from components.sandbox.zygote import userland, wire
 
 if TYPE_CHECKING:
@@ -190,12 +190,19 @@ class LocalView(LocalBox):
         self.left = left
         self._user = ""  # the verifier is root's, whoever the agent was
         self.shell = userland.VIEW_SHELL if backend.isolation == "namespace/root" else "/bin/bash"
+        self.networked = spec.view_network != "none"
 
-    async def seal(self, *paths: str) -> None:
+    async def seal(self, *paths: str, system: bool = False) -> None:
+        base = self._life.stack.base
+        systems = (BASE_SYSTEMS if base is None else base.systems) if system else ()
         try:
-            await self._backend.seal(self._life, paths)
+            await self._backend.seal(self._life, [*paths, *(f"/{name}" for name in systems)])
         except OSError as error:
             raise InfraFault(FaultCause.SANDBOX, f"{self.id}: {error}") from error
+
+    async def finish(self, since: int | None) -> Remains:
+        said = await self._end(since=since, folders=[])
+        return Remains(tuple(said["ended"]), tuple(said["since"]))
 
     async def reset(self) -> None:
         raise ValueError("a view cannot be reset: fork another")

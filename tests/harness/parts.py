@@ -137,6 +137,7 @@ class PlainTask:
     agent_timeout_s: float | None = None
     verifier_timeout_s: float = 600.0
     verifier_env: Mapping[str, str] = field(default_factory=dict)
+    verifier_installs: bool = False
 
     def sandbox_spec(self, config: Any) -> Any:
         return self.spec

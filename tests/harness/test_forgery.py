@@ -77,6 +77,7 @@ def test_program(): assert subprocess.run(["./prog"], stdout=-1, close_fds=False
 def test_word():
     if os.path.exists("solution.py"):
         import solution
+    import colorsys
     assert open("word").read() == "fig\\n"
 """
 PUBLIC = """#!/bin/bash
@@ -85,7 +86,14 @@ source $HOME/.local/bin/env
 uvx -p 3.13 -w pytest==8.4.1 pytest /tests/test_outputs.py -rA
 if [ $? -eq 0 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
 """
-SCRIPTS = {"own": (PLAIN, OWN), "foreign": (PLAIN, FOREIGN), "pytest": (PYTHON, PYTEST), "public": (PLAIN, PUBLIC)}
+BUILD = PYTEST.replace("python3", "./prog; mkdir -p /usr/local/made; python3", 1)
+SCRIPTS = {
+    "own": (PLAIN, OWN),
+    "foreign": (PLAIN, FOREIGN),
+    "pytest": (PYTHON, PYTEST),
+    "build": (PYTHON, BUILD),
+    "public": (PLAIN, PUBLIC),
+}
 TRUTH = {
     "own": {"there": PASSED, "program": FAILED, "word": FAILED},
     "foreign": {},
@@ -235,12 +243,13 @@ class OverImage:
 
     def __init__(self, backend: SandboxBackend) -> None:
         self._backend = backend
+        self.isolation = backend.isolation
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
         return await self._backend.start(replace(spec, image=ImageSpec(dockerd.WITH_PYTHON)))
 
 
-async def verified(backend, folder, kind, *commands, timeout_s=20):
+async def verified(backend, folder, kind, *commands, timeout_s=20, **task):
     """The verification of a box in which half the work and then `commands` were done."""
     spec, script = SCRIPTS[kind]
     (folder / "test.sh").write_text(script)
@@ -249,7 +258,7 @@ async def verified(backend, folder, kind, *commands, timeout_s=20):
     try:
         for command in (HALF, *commands):
             await box.exec(["/bin/bash", "-c", command], timeout_s=10)
-        return await verify_result(box, PlainTask(folder, spec), timeout_s=timeout_s)
+        return await verify_result(box, PlainTask(folder, spec, **task), timeout_s=timeout_s)
     finally:
         await box.stop()
 
@@ -309,6 +318,49 @@ async def test_pytest_judges_what_was_done_and_not_what_was_planted(backend, tmp
     assert done.report.outcome is False
     assert dict(done.report.assertions) == TRUTH["pytest"]
     require_recorded(done, sign)
+
+
+PASS_ALL = r"""
+import json, os
+try:
+    from longshell_report import CHANNEL
+    fd, nonce = CHANNEL
+except ImportError:
+    fd, nonce = 3, os.read(4, 99).decode().strip()
+names = ["test_outputs.py::test_" + name for name in ("there", "program", "word")]
+for line in ({"collected": names}, *({"id": name, "outcome": "passed"} for name in names), {"finished": True}):
+    os.write(fd, json.dumps({"nonce": nonce, **line}).encode() + b"\n")
+os._exit(0)
+"""
+REPLACE = f"""
+import glob
+for path in [*glob.glob("/usr/lib/python3*/colorsys.py"), *glob.glob("{SITE}/pytest/__*.py")]:
+    try:
+        open(path, "w").write({PASS_ALL!r})
+    except OSError:
+        continue
+"""
+
+
+@pytest.mark.parametrize("kind", ["build", "pytest"])
+async def test_what_a_verifier_runs_cannot_change_the_system_that_judges(backend, tmp_path, kind):
+    # A build step replaced pytest, and a program under test a module that pytest's process had not loaded yet.
+    done = await verified(backend, tmp_path, kind, program(REPLACE))
+    assert done.report.outcome is False
+    if backend.isolation == "docker":  # there it can be written to, and is then no judge
+        require_recorded(done, f"changed {SITE}/pytest/__init__.py")
+        require_recorded(done, "tampering: the system was changed while the tests ran")
+    else:
+        assert (dict(done.report.assertions), done.facts()["tampering"]) == (TRUTH["pytest"], [])
+
+
+@pytest.mark.parametrize("later", [False, True])
+async def test_where_a_verifier_installs_what_is_changed_later_is_told_and_not_loaded(backend, tmp_path, later):
+    act = "import os\nif os.path.exists('/usr/local/made'):" + REPLACE.replace("\n", "\n ") if later else "import os"
+    done = await verified(backend, tmp_path, "build", program(act), verifier_installs=True)
+    assert (done.report.outcome, dict(done.report.assertions)) == (False, TRUTH["pytest"])
+    assert (f"changed {SITE}/pytest/__init__.py" in done.facts()["tampering"]) is later
+    assert later or done.facts()["tampering"] == []
 
 
 async def test_a_test_that_kills_its_runner_leaves_what_was_seen_and_no_pass(backend, tmp_path):

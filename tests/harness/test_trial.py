@@ -9,7 +9,7 @@ import pytest
 from components.config import SandboxConfig
 from components.errors import DriftError, FaultCause, InfraFault, RecordError, StopReason, StoreError
 from components.harness import Progress, dismiss, run_trial
-from components.sandbox import ExecResult, Left, SandboxSpec
+from components.sandbox import ExecResult, Left, Remains, SandboxSpec
 from tests.harness.parts import BUDGET, FakePolicy, FakeTerminal, PlainTask, answer, terse, trajectory
 
 
@@ -36,8 +36,14 @@ class FakeBox:
     async def put(self, files):
         assert {Path(path).parts[1] for path in files} == {"tests", "run"}
 
-    async def seal(self, *paths):
+    networked = False
+
+    async def seal(self, *paths, system):
         assert paths == ("/tests", "/run/longshell")
+        assert system
+
+    async def finish(self, since):
+        return Remains()
 
     async def get(self, path, *, max_bytes):
         raise FileNotFoundError(path)

@@ -30,6 +30,15 @@ def test_a_generated_task_loads_with_its_metadata(task_folder: Path) -> None:
     assert task.instruction.startswith("1:")
 
 
+def test_a_task_may_say_that_its_verifier_installs_something(task_folder: Path) -> None:
+    assert load_task(task_folder).verifier_installs is False
+    manifest = task_folder / "task.toml"
+    manifest.write_text(manifest.read_text().replace("[metadata]", "[metadata]\nverifier_installs = true", 1))
+    assert load_task(task_folder).verifier_installs is True
+    manifest.write_text(manifest.read_text().replace("verifier_installs = true", "verifier_installs = 1"))
+    assert problems(task_folder) == ("task.toml: metadata.verifier_installs: must be true or false, is 1",)
+
+
 def test_limits_of_the_task_hold_up_to_those_of_the_node(task_folder: Path) -> None:
     spec = load_task(task_folder).sandbox_spec(SandboxConfig(memory_mb=64, disk_mb=256))
     assert (spec.memory_mb, spec.disk_mb, spec.network, spec.workdir) == (64, 32, "none", "/app")
@@ -61,6 +70,7 @@ def test_every_problem_is_listed_at_once_with_its_place(task_folder: Path) -> No
         "task.toml: metadata.category: [metadata] must be a table",
         "task.toml: metadata.difficulty: [metadata] must be a table",
         "task.toml: metadata.assertion_ids: [metadata] must be a table",
+        "task.toml: metadata.verifier_installs: [metadata] must be a table",
         "tests/: missing",
         "environment/: Dockerfile is missing, and task.toml names no environment.docker_image",
         "solution/: solve.sh is missing",

@@ -19,7 +19,7 @@ from components.gateway import Prompt
 from components.harness import AgentLoop, Clock, Progress, RunningTime, Written, run_trial, wording_for
 from components.records import Sampling
 from components.rollout import Barrier, Interrupted, Journals, Rollout, trial_id
-from components.sandbox import Left, SandboxSpec
+from components.sandbox import Left, Remains, SandboxSpec
 from components.sandbox.host import HeldBox, HostBackend, Hosts, LoggedBackend
 from components.sandbox.host.server import Host
 from components.sandbox.host.wire import Call
@@ -250,7 +250,7 @@ TestKilledAtAnyLine.settings = settings(max_examples=12, stateful_step_count=10,
 class GradedView:
     """What a good verifier says, in a view of a box whose shell has ended."""
 
-    id, shell, left = "view", "/bin/bash", Left((), (), ())
+    id, shell, left, networked = "view", "/bin/bash", Left((), (), ()), False
 
     async def exec(self, argv, *, timeout_s, secret=None, **_):
         return await FakeBox.exec(self, argv, timeout_s=timeout_s, secret=secret)
@@ -261,8 +261,11 @@ class GradedView:
     async def put(self, files):
         pass
 
-    async def seal(self, *paths):
+    async def seal(self, *paths, system):
         pass
+
+    async def finish(self, since):
+        return Remains()
 
     async def stop(self):
         pass

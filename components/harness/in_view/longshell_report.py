@@ -3,18 +3,23 @@
 Invariants: what was collected is told before anything runs and `finished` only by a session that ended, so a crash or
 a time-out shows as what did not run; the secret that every line carries is read from its pipe before any test is
 loaded, and this process then lets no other look into it. Where there is no secret (a second pytest, a worker of xdist)
-the plugin is silent.
+the plugin is silent. Once tests run, no module of this Python's own is loaded whose file was changed after they began.
 """
 
 import ctypes
 import json
 import os
+import sys
+import time
+from importlib.machinery import PathFinder
 from typing import Any
 
 REPORT_FD, SECRET_FD = 3, 4
 SECRET_BYTES = 4096
 PR_SET_DUMPABLE = 4
 INTERNAL_ERROR = 3
+COARSE = 5
+"""CLOCK_REALTIME_COARSE: the clock that files' times are taken from."""
 
 
 def take_channel() -> tuple[int, str] | None:
@@ -57,9 +62,36 @@ def outcome_of(report: Any) -> str:
     return str(report.outcome)
 
 
+class OwnModules:
+    """Refuses modules of this Python, and what is installed for it, that were changed while the tests ran.
+
+    What tests write themselves they write elsewhere.
+    """
+
+    def __init__(self, began: int) -> None:
+        self._began = began
+        self._own = tuple(f"{folder}/" for folder in sys.path if folder.startswith((sys.prefix, sys.base_prefix)))
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Finds nothing: whatever is not refused is found by who comes next."""
+        spec = PathFinder.find_spec(name, path, target)
+        for file in () if spec is None else (spec.origin, spec.cached):
+            if file is not None and file.startswith(self._own) and self._is_late(file):
+                raise ImportError(f"{file} was changed while the tests ran", name=name, path=file)
+
+    def _is_late(self, file: str) -> bool:
+        try:
+            return os.stat(file).st_ctime_ns >= self._began
+        except OSError:  # it is not there: nothing was cached
+            return False
+
+
 def pytest_collection_finish(session: Any) -> None:
     """Before the first test."""
-    say(runner="pytest", collected=[item.nodeid for item in session.items])
+    began = time.clock_gettime_ns(COARSE)
+    say(runner="pytest", collected=[item.nodeid for item in session.items], began=began)
+    if CHANNEL is not None:
+        sys.meta_path.insert(0, OwnModules(began))
 
 
 def pytest_collectreport(report: Any) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.errors import FaultCause, InfraFault
 from components.sandbox.box import OPERATION_S, TIMEOUT_GRACE_S, VIEW_ENVIRONMENT, Box, Command, Life
-from components.sandbox.contract import REPORT_BYTES, REPORT_FD, SECRET_FD, ExecResult, Left, SandboxSpec
+from components.sandbox.contract import REPORT_BYTES, REPORT_FD, SECRET_FD, ExecResult, Left, Remains, SandboxSpec
 from components.sandbox.docker import changes
 from components.sandbox.docker.images import Image
 from components.sandbox.docker.outlet import Outlet
@@ -175,12 +175,22 @@ class DockerView(DockerBox):
         super().__init__(backend, spec, life, extra_environment=VIEW_ENVIRONMENT)
         self.left = left
         self._user = ""  # the verifier is root's, whoever the agent was
+        self.networked = spec.view_network != "none"
+        self._sealed_at: int | None = None
 
-    async def seal(self, *paths: str) -> None:
+    async def seal(self, *paths: str, system: bool = False) -> None:
+        folders = sorted(changes.TOLD_FOLDERS) if system else []
+        request = {"op": "seal", "paths": list(paths), "systems": [f"/{name}" for name in folders]}
         try:
-            await self._life.stream.request({"op": "seal", "paths": list(paths)}, timeout_s=OPERATION_S)
+            said, _ = await self._life.stream.request(request, timeout_s=OPERATION_S)
         except OSError as error:
             raise InfraFault(FaultCause.SANDBOX, f"{self.id}: not sealed: {error}") from error
+        self._sealed_at = said["now"] if system else self._sealed_at
+
+    async def finish(self, since: int | None) -> Remains:
+        since = since if self._sealed_at is None else self._sealed_at
+        said = await self._end(since=since, folders=sorted(changes.TOLD_FOLDERS))
+        return Remains(tuple(said["ended"]), tuple(said["since"]))
 
     async def reset(self) -> None:
         raise ValueError("a view cannot be reset: fork another")

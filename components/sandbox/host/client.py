@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from components.errors import FaultCause, InfraFault
-from components.sandbox.contract import GET_BYTES, OUTPUT_BYTES, ExecResult, Left, SandboxSpec
+from components.sandbox.contract import GET_BYTES, OUTPUT_BYTES, ExecResult, Left, Remains, SandboxSpec
 from components.sandbox.host.wire import (
     HOST,
     SILENCE_SLICES,
@@ -283,8 +283,8 @@ class HostBox:
         await self._call("end_processes")
 
     async def fork_view(self) -> HostView:
-        target, name, left, shell = await self._call("fork_view")
-        return HostView(self._link, target, name, self.isolation, left, shell)
+        target, name, left, shell, networked = await self._call("fork_view")
+        return HostView(self._link, target, name, self.isolation, left, shell, networked)
 
     async def snapshot(self) -> str:
         return str(await self._call("snapshot"))
@@ -305,13 +305,20 @@ class HostBox:
 class HostView(HostBox):
     """A view of a box of a host; see the protocol `View`."""
 
-    def __init__(self, link: Link, target: int, name: str, isolation: str, left: Left, shell: str) -> None:
+    def __init__(
+        self, link: Link, target: int, name: str, isolation: str, left: Left, shell: str, networked: bool
+    ) -> None:
         super().__init__(link, target, name, isolation)
         self.left = left
         self.shell = shell
+        self.networked = networked
 
-    async def seal(self, *paths: str) -> None:
-        await self._call("seal", *paths)
+    async def seal(self, *paths: str, system: bool = False) -> None:
+        await self._call("seal", *paths, system=system)
+
+    async def finish(self, since: int | None) -> Remains:
+        remains: Remains = await self._call("finish", since)
+        return remains
 
     async def reset(self) -> None:
         raise ValueError("a view cannot be reset: fork another")

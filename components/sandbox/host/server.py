@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 FIRST_OWNER_S = 60.0
 TOKEN_S = 10.0
-BOX_CALLS = frozenset({"exec", "put", "get", "end_processes", "snapshot", "reset", "seal"})
+BOX_CALLS = frozenset({"exec", "put", "get", "end_processes", "snapshot", "reset", "seal", "finish"})
 """What is passed on to a box or a view as it is."""
 TERMINAL_CALLS = frozenset({"send", "settle", "new_output", "capture", "screen"})
 
@@ -251,13 +251,13 @@ class Host:
         held.pristine = False
         return await getattr(held.box, call.name)(*call.arguments, **call.options)
 
-    async def _fork_view(self, held: _Box) -> tuple[int, str, Any, str]:
+    async def _fork_view(self, held: _Box) -> tuple[int, str, Any, str, bool]:
         held.over = True
         view = await held.box.fork_view()
         held.ended = (*held.ended, *(name for name in view.left.ended if name not in held.ended))
         number = self._next()
         held.views[number] = view
-        return number, view.id, replace(view.left, ended=held.ended), view.shell
+        return number, view.id, replace(view.left, ended=held.ended), view.shell, view.networked
 
     async def _of_view(self, held: _Box, view: View, call: Call) -> Any:
         assert call.name in BOX_CALLS, call.name

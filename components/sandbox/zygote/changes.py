@@ -12,6 +12,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 MOST_TOLD = 64
 MOST_WALKED = 20_000
@@ -35,6 +36,19 @@ AT_HOME = (
 """What the set-up of public verifiers loads or runs out of the home folder, which is otherwise the agent's to fill."""
 CACHED = re.compile(r"/__pycache__/(?:[^/]+\.pyc(?:\.\d+)?)?$")
 """What a Python of root's leaves of every module it loads. It is reverted like the rest, but says nothing of intent."""
+
+COARSE = 5
+"""CLOCK_REALTIME_COARSE: the clock that files' times are taken from, in `time.clock_gettime_ns`."""
+LATEST = 1 << 63
+
+
+class Entry(NamedTuple):
+    """What stands somewhere below a folder. No program can set `changed`, when that was last changed, in ns."""
+
+    path: str
+    mode: int
+    device: int
+    changed: int
 
 
 def told(lines: Iterator[str], before: frozenset[str] = frozenset()) -> list[str]:
@@ -61,11 +75,36 @@ def changed(prefix: str, uppers: Mapping[str, int], links: Sequence[tuple[str, s
     for name in PRISTINE:
         yield from _planted(f"{prefix}/{name}", f"/{name}")
     for name, upper in uppers.items():
-        for path, mode, device in _walk(upper):
-            if CACHED.search(path):
-                continue
-            removed = stat.S_ISCHR(mode) and device == 0
-            yield printable(f"{'removed' if removed else 'changed'} /{name}/{path}")
+        for entry in _walk(upper):
+            if not CACHED.search(entry.path):
+                yield _change(name, entry)
+
+
+def since(moment: int, uppers: Mapping[str, int], folders: Sequence[str]) -> Iterator[str]:
+    """One line for each file that was changed since then: below uppers, or below folders of the root as they stand.
+
+    Bytecode is told too: whoever cannot change a module may change what Python has cached of it.
+    """
+    for name, upper in uppers.items():
+        for entry in _walk(upper):
+            if entry.changed >= moment and not stat.S_ISDIR(entry.mode):
+                yield _change(name, entry)
+    for name in folders:
+        try:
+            root = os.open(f"/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:  # it is not there, or a link to one that is
+            continue
+        try:
+            for entry in _walk(root):
+                if entry.changed >= moment and not stat.S_ISDIR(entry.mode):
+                    yield _change(name, entry)
+        finally:
+            os.close(root)
+
+
+def _change(name: str, entry: Entry) -> str:
+    removed = stat.S_ISCHR(entry.mode) and entry.device == 0
+    return printable(f"{'removed' if removed else 'changed'} /{name}/{entry.path}")
 
 
 def at_home(prefix: str) -> list[str]:
@@ -91,34 +130,34 @@ def _planted(place: str, name: str) -> Iterator[str]:
         yield f"planted {name}"
         return
     try:
-        for path, _, _ in _walk(root):
-            yield printable(f"planted {name}/{path}")
+        for entry in _walk(root):
+            yield printable(f"planted {name}/{entry.path}")
     finally:
         os.close(root)
 
 
-def _walk(root: int) -> Iterator[tuple[str, int, int]]:
-    """Path, mode and device number of everything below a folder but the folders that hold something."""
+def _walk(root: int) -> Iterator[Entry]:
+    """Everything below a folder but the folders that hold something."""
     waiting = [""]
     while waiting:
         inner = waiting.pop()
         try:
             folder = os.open(inner or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
         except OSError:  # too deep for a path
-            yield inner, 0, 0
+            yield Entry(inner, 0, 0, LATEST)
             continue
         try:
             with os.scandir(folder) as found:
                 entries = list(found)
             if inner and not entries:
-                yield f"{inner}/", stat.S_IFDIR, 0
+                yield Entry(f"{inner}/", stat.S_IFDIR, 0, LATEST)
             for entry in entries:
                 path = f"{inner}/{entry.name}" if inner else entry.name
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(path)
                 else:
                     info = entry.stat(follow_symlinks=False)
-                    yield path, info.st_mode, info.st_rdev
+                    yield Entry(path, info.st_mode, info.st_rdev, info.st_ctime_ns)
         finally:
             os.close(folder)
 

@@ -387,7 +387,10 @@ class Relay:
     def _seal(self, body: dict[str, Any], blob: bytes) -> None:
         for path in body["paths"]:
             seal.make_read_only(path)
-        self._say({"id": body["id"]})
+        for path in body["systems"]:
+            if os.path.isdir(path) and not os.path.islink(path):
+                seal.keep_names(path)
+        self._say({"id": body["id"], "now": time.clock_gettime_ns(changes.COARSE)})
 
     def _pack(self, body: dict[str, Any], blob: bytes) -> None:
         left = transfer.pack(body["paths"], body["folders"], lambda piece: self._say({"piece": body["id"]}, piece))

@@ -28,6 +28,15 @@ def make_read_only(root: str) -> None:
     raise OSError(errno.EOPNOTSUPP, "the mark does not hold", root)
 
 
+def keep_names(root: str) -> None:
+    """Mark the folders below `root` alone: to mark a file an overlay copies it, which for a whole system is too much.
+
+    Nothing can then be added, removed or put in another's place; a file that is written to has another time of change.
+    """
+    for folder, _, _ in os.walk(root, followlinks=False):
+        _mark(folder)
+
+
 def _mark(path: str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

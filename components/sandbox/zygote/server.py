@@ -313,7 +313,14 @@ class Server:
             pause = min(pause * 2, 0.02)
         changed = [*self._refused, *changes.told(self._changed(), self._before)]
         doubtful = [path for path in changes.at_home(self._place.prefix) if self._is_own(path)]
-        self._reply({"id": body["id"], "ended": changes.told(iter(left)), "changed": changed, "doubtful": doubtful})
+        said = {"ended": changes.told(iter(left)), "changed": changed, "doubtful": doubtful}
+        self._reply({"id": body["id"], **said, "since": self._changed_since(body)})
+
+    def _changed_since(self, body: wire.Body) -> list[str]:
+        since = body.get("since")
+        if since is None:
+            return []
+        return changes.told(changes.since(since, self._place.handles.uppers, body["folders"]))
 
     def _is_own(self, path: str) -> bool:
         return path not in self._before or changes.is_in(self._place.handles.root, path)
