@@ -138,6 +138,10 @@ class InfraFault(LongshellError, RuntimeError):
         return f"{self.cause.value}: {self.detail}"
 
 
+class BoxSpent(InfraFault):
+    """Programs of a box took its memory, and its first process with it. In a trial that is the policy's doing."""
+
+
 class CompactionError(LongshellError, RuntimeError):
     """The policy did not manage to rewrite its history. Ends its trial as `compaction_failed`, and is graded."""
 

@@ -17,6 +17,7 @@ import signal
 from dataclasses import dataclass, replace
 
 from components.errors import (
+    BoxSpent,
     ChecksumError,
     DriftError,
     FaultCause,
@@ -71,6 +72,7 @@ HARBOR_STOPS = {
     "OutputLengthExceededError": StopReason.TOKEN_LIMIT,
     "AgentSafetyRefusalError": StopReason.GAVE_UP,
     "ContentPolicyViolationError": StopReason.GAVE_UP,
+    BoxSpent.__name__: StopReason.GAVE_UP,
 }
 """Errors by which Harbor says that the policy ended its side."""
 HARBOR_LEFT = "RuntimeError"
@@ -296,6 +298,11 @@ def harbor_end_of(ended: HarborEnded) -> StopReason | InfraFault:
         return StopReason.GAVE_UP
     detail = f"{name}: {ended.message.strip()[:TAIL_CHARS]}"
     return InfraFault(HARBOR_FAULTS.get(name, FaultCause.SANDBOX), f"Harbor's trial ended with {detail}")
+
+
+def spent_of(spent: BoxSpent) -> VerifierReport:
+    """The verdict on work whose box is gone: what the agent left took its memory, before or while it was verified."""
+    return VerifierReport({}, False, "box", spent.detail)
 
 
 def verdict_of(run: VerifierEnded) -> VerifierReport | InfraFault:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from components.config import HarnessConfig, SandboxConfig
-from components.errors import DriftError, InfraFault, RecordError, StopReason, StoreError
+from components.errors import BoxSpent, DriftError, InfraFault, RecordError, StopReason, StoreError
 from components.gateway import ChatTemplate, Trajectory, chatml
 from components.harness.cleanup import dismiss, uninterrupted
 from components.harness.ending import AgentEnded, Ending, Unkept
@@ -22,7 +22,7 @@ from components.harness.loop import AgentLoop, Clock, Progress
 from components.harness.prompt import OwnWording, Wording
 from components.harness.running_time import RunningTime
 from components.harness.verification import verify_result
-from components.outcomes import AgentStands, Raised, fault_of, stop_of
+from components.outcomes import AgentStands, Raised, fault_of, spent_of, stop_of
 from components.records import Trial, VerifierReport
 from components.sandbox import Sandbox, SandboxBackend
 from components.tito import Tokenizer
@@ -136,8 +136,11 @@ class _Run:
             self._stop = await self._end_of(self._loop, deadlines.agent_s)
         finally:
             await uninterrupted(terminal.close())
-        with self.clock.phase("verify"):
-            verified = await verify_result(box, self._task, timeout_s=deadlines.verifier_s, workdir=workdir)
+        try:
+            with self.clock.phase("verify"):
+                verified = await verify_result(box, self._task, timeout_s=deadlines.verifier_s, workdir=workdir)
+        except BoxSpent as spent:
+            return spent_of(spent)
         self.facts |= verified.facts()
         return verified.report
 
@@ -149,6 +152,8 @@ class _Run:
                 stop = await loop.run(self._task.instruction)
         except AgentEnded as earlier:
             return earlier.stop
+        except BoxSpent:  # its shell with it; what there is to be graded is seen when a view is wanted
+            stop = StopReason.GAVE_UP
         except TimeoutError:
             if not deadline.expired:
                 raise

@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -46,6 +47,8 @@ OPEN_S = 30.0
 START_S = 60.0
 END_S = 60.0
 """64 boxes ended at once take 0.1 s, with 64 busy processes beside them 2.4 s: all boxes share the weight of one."""
+KILLED = 128 + signal.SIGKILL
+"""How the zygote tells of a first process that was killed. Nothing in its box can; the kernel does, for memory."""
 BASES = 32
 """Started states kept as bases though no living box uses them (each holds its own files in memory)."""
 ISOLATIONS = {
@@ -179,11 +182,13 @@ class ZygoteBackend:
         life = self._lives.pop(str(body.get("gone")), None)
         if life is None:
             return
-        self._gone(life, f"box {life.name} ended: {body.get('error', 'exit ' + str(body.get('exit')))}")
+        spent = body.get("exit") == KILLED and body["oom_kills"] > 0
+        why = "the kernel killed its first process for memory" if spent else f"exit {body.get('exit')}"
+        self._gone(life, f"box {life.name} ended: {body.get('error', why)}", spent=spent)
 
-    def _gone(self, life: LocalLife, reason: str) -> None:
+    def _gone(self, life: LocalLife, reason: str, *, spent: bool = False) -> None:
         """A box that is no more: whoever waits for it, or for its end, waits no longer."""
-        life.channel.close(reason)
+        life.channel.close(reason, spent=spent)
         self._store.release(life.stack)
         if not life.gone.done():
             life.gone.set_result(None)
@@ -384,7 +389,7 @@ class ZygoteBackend:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         loop = asyncio.get_running_loop()
         life = LocalLife(
-            name, Channel(ours, f"box {name}"), loop.create_future(), stack, partial(self._oom_kills, name)
+            name, Channel(ours, f"box {name}", told=True), loop.create_future(), stack, partial(self._oom_kills, name)
         )
         ready = life.channel.expect(0)
         self._lives[name] = life  # which holds its layers from here on

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from components.errors import FaultCause, InfraFault
+from components.errors import BoxSpent, FaultCause, InfraFault
 from components.sandbox.contract import GET_BYTES, OUTPUT_BYTES, ExecResult, SandboxSpec, View
 from components.sandbox.exchange import Exchange
 from components.sandbox.image import PATH, CopyStep, FileEntry, RunStep, normal_path, plain_user, read_tree
@@ -132,6 +132,8 @@ async def furnish(life: Life, spec: SandboxSpec) -> None:
         await life.exchange.request({"op": "furnished"}, timeout_s=OPERATION_S)
     except OSError as error:
         raise InfraFault(FaultCause.IMAGE, f"a file of the image cannot be written: {error}") from error
+    except BoxSpent as spent:
+        raise InfraFault(FaultCause.IMAGE, f"the image's set-up: {spent.detail}") from spent
 
 
 async def _run_step(life: Life, step: RunStep, timeout_s: float) -> None:

@@ -21,6 +21,7 @@ class Channel(Exchange[Sequence[int], list[int]]):
         what: the other side, in errors.
         on_event: takes messages that answer no request.
         on_close: is told why the channel closes, once.
+        told: when the other side is gone somebody else knows why, and closes this.
     """
 
     def __init__(
@@ -29,12 +30,15 @@ class Channel(Exchange[Sequence[int], list[int]]):
         what: str,
         on_event: Callable[[wire.Body], None] | None = None,
         on_close: Callable[[str], None] | None = None,
+        *,
+        told: bool = False,
     ) -> None:
         super().__init__(what)
         sock.setblocking(False)
         self._sock = sock
         self._on_event = on_event
         self._on_close = on_close
+        self._told = told
         self._outbox: deque[tuple[wire.Body, list[int]]] = deque()
         self._loop.add_reader(sock, self._readable)
 
@@ -49,8 +53,10 @@ class Channel(Exchange[Sequence[int], list[int]]):
             except BlockingIOError:
                 self._loop.add_writer(self._sock, self._writable)
             except (BrokenPipeError, ConnectionResetError):
-                self.close(f"{self._what} is gone")
-                raise self._fault or AssertionError from None
+                self._ended()
+                if self._fault is not None:
+                    raise self._fault from None
+                return
         self._outbox.append((body, [os.dup(fd) for fd in fds]))
 
     def _readable(self) -> None:
@@ -60,7 +66,7 @@ class Channel(Exchange[Sequence[int], list[int]]):
             except BlockingIOError:
                 return
             if received is None:
-                self.close(f"{self._what} is gone")
+                self._ended()
                 return
             self._dispatch(*received)
 
@@ -72,6 +78,14 @@ class Channel(Exchange[Sequence[int], list[int]]):
         if "id" not in body and self._on_event is not None:
             self._on_event(body)
 
+    def _ended(self) -> None:
+        """The other side is gone."""
+        if not self._told:
+            self.close(f"{self._what} is gone")
+            return
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+
     def _writable(self) -> None:
         while self._outbox:
             body, fds = self._outbox[0]
@@ -80,7 +94,7 @@ class Channel(Exchange[Sequence[int], list[int]]):
             except BlockingIOError:
                 return
             except (BrokenPipeError, ConnectionResetError):
-                self.close(f"{self._what} is gone")
+                self._ended()
                 return
             self._outbox.popleft()
             for fd in fds:

@@ -1,8 +1,8 @@
 """What every sandbox backend offers: the values and protocols the rest of the system codes against.
 
 Invariant: an infrastructure failure raises `InfraFault`; what a program in the box did is a value (`ExecResult`) or the
-plain `OSError` of the box's own file system (no space, no such file). Nothing an agent does raises `InfraFault`,
-short of ending its own box.
+plain `OSError` of the box's own file system (no space, no such file). An agent that ends its own box, by taking all
+its memory, raises `BoxSpent`, which a trial takes for the policy's doing; nothing else that it does is an `InfraFault`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import itertools
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
-from components.errors import FaultCause, InfraFault
+from components.errors import BoxSpent, FaultCause, InfraFault
 
 Body = dict[str, Any]
 Sent = TypeVar("Sent")
@@ -99,11 +99,11 @@ class Exchange(ABC, Generic[Sent, Received]):
         future.set_result(answer)
         return True
 
-    def close(self, reason: str) -> None:
-        """Close; whoever waits gets the reason. Idempotent."""
+    def close(self, reason: str, *, spent: bool = False) -> None:
+        """Close; whoever waits gets the reason. `spent`: the other side was killed for memory. Idempotent."""
         if self._fault is not None:
             return
-        self._fault = InfraFault(FaultCause.SANDBOX, reason)
+        self._fault = (BoxSpent if spent else InfraFault)(FaultCause.SANDBOX, reason)
         for future in self._pending.values():
             if not future.done():
                 future.set_exception(self._fault)

@@ -131,7 +131,7 @@ class PtyTerminal:
 
     def _check(self) -> None:
         if self._fault is not None:
-            raise InfraFault(self._fault.cause, self._fault.detail)
+            raise type(self._fault)(self._fault.cause, self._fault.detail)
 
     async def send(self, keystrokes: str) -> None:
         self._check()

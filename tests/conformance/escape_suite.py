@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from components.errors import BoxSpent
 from components.sandbox import Sandbox, SandboxBackend, SandboxSpec
 from tests.conformance.sandbox_suite import sh, until_said
 
@@ -30,6 +31,23 @@ def call(number, *arguments):
     return libc.syscall(number, *(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments))
 """
 """x86_64's numbers are used below; another machine's calls of these numbers do no harm either."""
+
+
+SWARM = """
+import mmap, os, time
+open('/proc/self/oom_score_adj', 'w').write('0')
+for path in ('/dev/shm/x', '/tmp/x'):
+    try:
+        with open(path, 'wb') as file:
+            while True: file.write(bytes(1 << 20))
+    except OSError: pass
+for _ in range(150):
+    try:
+        if os.fork() == 0:
+            held = mmap.mmap(-1, 1 << 20); held.write(bytes(1 << 20)); time.sleep(60)
+    except OSError: time.sleep(.02)
+"""
+"""Takes all memory without any process of it having more than the box's first one."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +261,18 @@ class MisuseSuite:
         assert (result.exit_code == 137 and result.oom) or b"MemoryError" in result.output
         after = await box.exec(["echo", "usable"], timeout_s=60)
         assert (after.output, after.oom) == (b"usable\n", False)
+        await box.stop()
+
+    async def test_a_swarm_that_lowers_its_scores_ends_no_box_but_as_spent(self, backend: SandboxBackend) -> None:
+        """The kernel then took the box's first process for the fattest, and that was told as a fault."""
+        box = await backend.start(SPEC)
+        try:
+            await box.exec(["python3", "-S", "-E", "-c", SWARM], timeout_s=20)
+            await box.end_processes()
+            assert await sh(box, "rm /dev/shm/x /tmp/x; echo usable") == (0, "usable\n")
+        except BoxSpent:
+            with pytest.raises(BoxSpent, match="memory"):
+                await box.fork_view()
         await box.stop()
 
     async def test_ten_megabytes_come_whole_or_cut_as_asked(self, backend: SandboxBackend) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from components.config import SandboxConfig
-from components.errors import DriftError, FaultCause, InfraFault, RecordError, StopReason, StoreError
+from components.errors import BoxSpent, DriftError, FaultCause, InfraFault, RecordError, StopReason, StoreError
 from components.harness import Progress, dismiss, run_trial
 from components.sandbox import ExecResult, Left, Remains, SandboxSpec
 from tests.harness.parts import BUDGET, FakePolicy, FakeTerminal, PlainTask, answer, terse, trajectory
@@ -134,6 +134,40 @@ async def test_whatever_the_agent_does_is_graded(reason):
     assert done.stop is reason
     assert done.fault is None
     assert done.report.outcome is True
+    assert all(box.stopped for box in backend.boxes)
+
+
+@pytest.mark.parametrize("where", ["terminal", "view", "verifier"])
+async def test_whoever_takes_a_boxs_memory_is_graded_whenever_that_ends_it(where):
+    """A policy that would fail could choose to be left out of the denominator."""
+    spent = BoxSpent(FaultCause.SANDBOX, "box1 ended: the kernel killed its first process for memory")
+
+    class SpentBox(FakeBox):
+        async def fork_view(self):
+            if where != "verifier":
+                raise spent
+            return SpentBox(self.backend)
+
+        async def exec(self, argv, **options):
+            raise spent
+
+        async def terminal(self, **options):
+            if where == "terminal":
+                self.shell.send = self.send
+            return self.shell
+
+        async def send(self, keystrokes):
+            raise spent
+
+    class SpentBackend(FakeBackend):
+        async def start(self, spec):
+            return SpentBox(self)
+
+    backend = SpentBackend()
+    done = await trial(FakePolicy(answer("swarm")), backend)
+    assert done.stop is (StopReason.GAVE_UP if where == "terminal" else StopReason.COMPLETED)
+    assert done.fault is None
+    assert (done.report.outcome, done.report.parse_cause) == (False, spent.detail)
     assert all(box.stopped for box in backend.boxes)
 
 

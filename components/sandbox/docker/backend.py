@@ -298,15 +298,16 @@ class DockerBackend:
             raise InfraFault(FaultCause.SANDBOX, f"box {name}: {error}") from error
         return life
 
-    async def _why(self, name: str) -> str:
-        """What became of a container whose stream has ended."""
+    async def _why(self, name: str) -> tuple[str, bool]:
+        """What became of a container whose stream has ended, and whether its first process was killed for memory."""
         try:
             state = (await self._engine.call(name, lambda api: api.inspect_container(name)))["State"]
         except InfraFault as fault:
-            return "it was removed" if is_missing(fault) else fault.detail
+            return "it was removed" if is_missing(fault) else fault.detail, False
         if state.get("OOMKilled"):
-            return "the kernel ended it for memory"
-        return f"it is {state.get('Status')}, exit code {state.get('ExitCode')}{' ' + state.get('Error', '')}".rstrip()
+            return "the kernel ended it for memory", True
+        told = f"it is {state.get('Status')}, exit code {state.get('ExitCode')} {state.get('Error', '')}"
+        return told.rstrip(), False
 
     async def changes(self, life: DockerLife) -> list[tuple[str, int]]:
         """The engine's list of what is not as in the image."""

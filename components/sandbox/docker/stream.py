@@ -48,10 +48,10 @@ class BoxStream(Exchange[bytes, bytes]):
 
     Args:
         what: the box, in errors.
-        why: tells what became of the container, once its stream has ended.
+        why: tells what became of the container, once its stream has ended, and whether it was killed for memory.
     """
 
-    def __init__(self, stream: Stream, what: str, why: Callable[[], Awaitable[str]]) -> None:
+    def __init__(self, stream: Stream, what: str, why: Callable[[], Awaitable[tuple[str, bool]]]) -> None:
         super().__init__(what)
         self._reader, self._writer = stream
         self._why = why
@@ -119,9 +119,9 @@ class BoxStream(Exchange[bytes, bytes]):
                     else:
                         self._dispatch(body, blob)
         except (asyncio.IncompleteReadError, OSError) as error:
-            why = str(error) if self._fault is not None else await self._why()
+            why, spent = (str(error), False) if self._fault is not None else await self._why()
             words = self._last_words.decode(errors="replace").strip()
-            self.close(f"{self._what} is gone: {why}{': ' + words.splitlines()[-1] if words else ''}")
+            self.close(f"{self._what} is gone: {why}{': ' + words.splitlines()[-1] if words else ''}", spent=spent)
         except Exception as error:  # the boundary at which a box that says what is no message is given up
             self.close(f"{self._what} says what is no message: {error!r}")
 

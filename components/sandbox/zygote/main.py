@@ -305,10 +305,20 @@ class Zygote:
             box.sync.close()
         if box.mounts is not None:
             os.close(box.mounts)
+        kills = self._oom_kills(name)
         self._busy_groups += cgroups.remove(box.groups)
         if box.folder:
             shutil.rmtree(box.folder, ignore_errors=True)
-        self._tell({"gone": name, "exit": code})
+        self._tell({"gone": name, "exit": code, "oom_kills": kills})
+
+    def _oom_kills(self, name: str) -> int:
+        """Of a box that has ended, while its groups are there."""
+        if self._tools is None or self._tools.userland.hierarchies is None:
+            return 0
+        try:
+            return cgroups.oom_kills(self._tools.userland.hierarchies, self._settings.lease, name)
+        except OSError:  # a sweep took this backend for gone, and was faster
+            return 0
 
     def end_all(self) -> None:
         """Every box, and the groups that held them."""

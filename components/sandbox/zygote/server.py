@@ -25,7 +25,7 @@ from .build import Handles
 
 DEFAULT_SIGNALS = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD]
 OOM_PREFERENCE = "500"
-"""Programs of the box are killed for memory before its pid 1. Only this direction needs no privilege."""
+"""Programs are killed for memory before pid 1, unless they lower it: to 0 they may, which is pid 1's (`BoxSpent`)."""
 CHUNK = 1 << 20
 END_PATIENCE_S = 5.0
 MARK = "LONGSHELL_EXEC"
