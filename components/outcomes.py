@@ -189,6 +189,7 @@ class VerifierEnded:
         files: what it wrote for Harbor; None where it wrote no verdict.
         tests_whole: its tests were afterwards what they had been before.
         system_whole: so was its system, where it was sealed.
+        logs_whole: no verdict or report in its log folder was written to after it had ended.
     """
 
     exit_code: int | None
@@ -200,6 +201,7 @@ class VerifierEnded:
     files: VerifierReport | None = None
     tests_whole: bool = True
     system_whole: bool = True
+    logs_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +314,8 @@ def verdict_of(run: VerifierEnded) -> VerifierReport | InfraFault:
         return VerifierReport({}, False, "tests", f"{TAMPERING}: the tests were changed while they ran")
     if not run.system_whole:
         return VerifierReport({}, False, "system", f"{TAMPERING}: the system was changed while the tests ran")
+    if not run.logs_whole and not (stream is not None and stream.assertions):
+        return VerifierReport({}, False, "files", f"{TAMPERING}: the verdict was written to after the verifier's end")
     if stream is not None and stream.outcome is not None:
         if stream.outcome and files is not None and files.outcome is None and files.parse_cause:
             return _fault(run, FaultCause.VERIFIER_BOOTSTRAP, f"all assertions passed, but {files.parse_cause}")
@@ -338,6 +342,7 @@ def _weighed(stream: VerifierReport, files: VerifierReport | None) -> VerifierRe
     """A whole report beside what was written for Harbor: a verdict is good only where both are."""
     if files is None or files.outcome is None:
         return stream
+    stream = replace(stream, parse_cause=_joined(stream, *_signs(files)))
     if files.outcome == stream.outcome:
         return replace(stream, number=files.number)
     source = f"{stream.source}+{files.source}"
@@ -350,11 +355,16 @@ def _weighed(stream: VerifierReport, files: VerifierReport | None) -> VerifierRe
 def _broken_off(stream: VerifierReport, files: VerifierReport) -> VerifierReport:
     """The runner was ended under way, and its script saw that, or was made to believe that all was well."""
     extra = f"{TAMPERING}: {files.source} says 1" if files.outcome else None
-    return replace(stream, outcome=False, source=f"{stream.source}+{files.source}", parse_cause=_joined(stream, extra))
+    cause = _joined(stream, *_signs(files), extra)
+    return replace(stream, outcome=False, source=f"{stream.source}+{files.source}", parse_cause=cause)
 
 
-def _joined(report: VerifierReport, extra: str | None) -> str | None:
-    return "; ".join(filter(None, (report.parse_cause, extra))) or None
+def _signs(files: VerifierReport) -> list[str]:
+    return [cause for cause in (files.parse_cause or "").split("; ") if cause.startswith(TAMPERING)]
+
+
+def _joined(report: VerifierReport, *extra: str | None) -> str | None:
+    return "; ".join(filter(None, (report.parse_cause, *extra))) or None
 
 
 def _fault(run: VerifierEnded, cause: FaultCause, detail: str) -> InfraFault:

@@ -185,6 +185,28 @@ VERDICTS = {
         False,
         None,
     ),
+    "a changed system": (
+        VerifierEnded(0, stream=SOLVED, files=wrote(True), system_whole=False),
+        False,
+        "tampering: the system was changed while the tests ran",
+    ),
+    "Harbor's 1 that somebody else may have written": (
+        VerifierEnded(0, files=wrote(True), logs_whole=False),
+        False,
+        "tampering: the verdict was written to after the verifier's end",
+    ),
+    "both say so, and the file was written to again": (
+        VerifierEnded(0, stream=SOLVED, files=wrote(True), logs_whole=False),
+        True,
+        None,
+    ),
+    "two files that disagree, and the channel": (
+        VerifierEnded(
+            0, stream=UNSOLVED, files=VerifierReport({}, False, "reward.txt", "x: y; tampering: reward.json says 1")
+        ),
+        False,
+        "tampering: reward.json says 1",
+    ),
     "changed tests": (
         VerifierEnded(0, stream=SOLVED, files=wrote(True), tests_whole=False),
         False,
@@ -252,6 +274,8 @@ runs = st.builds(
     stream=reports,
     files=reports,
     tests_whole=st.booleans(),
+    system_whole=st.booleans(),
+    logs_whole=st.booleans(),
 )
 
 
@@ -261,14 +285,16 @@ def test_no_pass_without_one_and_no_zero_without_a_verdict(run):
     given_verdicts = [report.outcome for report in (run.stream, run.files) if report and report.outcome is not None]
     if isinstance(meaning, InfraFault):
         assert run.tests_whole
+        assert run.system_whole
         assert meaning.cause in (BOOT, LATE, KILLED)
         unread = run.files is not None and run.files.outcome is None and run.files.parse_cause
         assert given_verdicts in ([], [False], *([[True]] if unread else []))
         return
     assert meaning.outcome is not None
-    assert given_verdicts or not run.tests_whole
+    whole = run.tests_whole and run.system_whole
+    assert given_verdicts or not (whole and run.logs_whole)
     if meaning.outcome:
-        assert run.tests_whole
+        assert whole
         assert False not in given_verdicts
 
 

@@ -81,7 +81,7 @@ class Verification:
         signs = [sign for sign in cause.split("; ") if sign.startswith(TAMPERING)]
         doubtful = [f"planted {path}" for path in self.left.doubtful]
         return {
-            "tampering": [*self.left.reverted, *doubtful, *self.remains.changed, *signs],
+            "tampering": [*self.left.reverted, *doubtful, *self.remains.changed, *_overwritten(self.remains), *signs],
             "left_running": [*self.left.ended, *self.remains.ended],
             "tests_sha256": self.tests_sha256,
         }
@@ -110,7 +110,7 @@ async def verify_result(sandbox: Sandbox, task: TrialTask, *, timeout_s: float, 
         )
         remains = await view.finish(read_began(result.report.decode("utf-8", "replace"), nonce))
         seen = await _seen(view, result, nonce, tests, timeout_s)
-        seen = replace(seen, system_whole=not (sealed and remains.changed))
+        seen = replace(seen, system_whole=not (sealed and remains.changed), logs_whole=not _overwritten(remains))
         return Verification(verdict_of(seen), view.left, remains, _digest(tests))
     finally:
         await dismiss(view)
@@ -161,6 +161,12 @@ async def _seen(
         files=read_files({name: data for name, data in written.items() if data is not None}),
         tests_whole=await _is_whole(view, tests),
     )
+
+
+def _overwritten(remains: Remains) -> list[str]:
+    """What the verifier is judged by and something that outlived it went on to write."""
+    names = {f"changed {LOGS}/{name}" for name in (*VERDICT_FILES, *ASSERTION_FILES)}
+    return [line for line in remains.late if line in names]
 
 
 def _stream(report: str, said: str, nonce: str, *, whole: bool) -> VerifierReport | None:

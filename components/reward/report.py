@@ -87,16 +87,25 @@ def parse_report(text: str, kind: str, *, nonce: str | None = None) -> VerifierR
 def read_files(files: Mapping[str, bytes]) -> VerifierReport | None:
     """What a verifier wrote into its log folder: a verdict for Harbor, and the assertions of the best report beside it.
 
-    None where there is no verdict; a verdict file that cannot be read counts as none, and its cause is told.
+    None where there is no verdict; a verdict file that cannot be read counts as none, and its cause is told. Of two
+    that disagree the lower counts: a script writes one, and what it runs may write the other.
     """
     causes: list[str] = []
+    verdicts: list[VerifierReport] = []
     for name in VERDICT_FILES:
         if name in files:
             verdict = parse_report(files[name].decode("utf-8", "replace"), name)
             if verdict.outcome is not None:
-                return _with_assertions(verdict, files, causes)
-            causes.append(f"{name}: {verdict.parse_cause}")
-    return VerifierReport({}, None, "files", "; ".join(causes)) if causes else None
+                verdicts.append(verdict)
+            else:
+                causes.append(f"{name}: {verdict.parse_cause}")
+    if not verdicts:
+        return VerifierReport({}, None, "files", "; ".join(causes)) if causes else None
+    lowest, highest = (choose(verdicts, key=lambda verdict: verdict.number or 0.0) for choose in (min, max))
+    if lowest.number != highest.number:
+        told = f"{highest.source} says {highest.number:g} where {lowest.source} says {lowest.number:g}"
+        causes.append(f"tampering: {told}")
+    return _with_assertions(lowest, files, causes)
 
 
 def _with_assertions(verdict: VerifierReport, files: Mapping[str, bytes], causes: list[str]) -> VerifierReport:

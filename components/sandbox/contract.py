@@ -155,10 +155,12 @@ class Remains:
     Attributes:
         ended: names of programs that still ran.
         changed: "changed /usr/bin/less": files of the system that were changed since then.
+        late: "changed /logs/verifier/reward.txt": what was written to /logs after the last command had ended.
     """
 
     ended: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
 
 
 class Terminal(Protocol):
@@ -297,9 +299,9 @@ class View(Sandbox, Protocol):
         ...
 
     async def finish(self, since: int | None) -> Remains:
-        """End every program; tells what still ran, and what was changed of the system.
+        """End every program; tells what still ran, what that wrote to /logs, and what was changed of the system.
 
-        That is what was changed after it was sealed, where it could be; of a system that was not, what was changed
+        The last is what was changed after it was sealed, where it could be; of a system that was not, what was changed
         after `since`, in nanoseconds of the view's own time, and nothing where that is None.
         """
         ...

@@ -201,8 +201,8 @@ class LocalView(LocalBox):
             raise InfraFault(FaultCause.SANDBOX, f"{self.id}: {error}") from error
 
     async def finish(self, since: int | None) -> Remains:
-        said = await self._end(since=since, folders=[])
-        return Remains(tuple(said["ended"]), tuple(said["since"]))
+        said = await self._end(last=True, since=since, folders=[])
+        return Remains(tuple(said["ended"]), tuple(said["since"]), tuple(said["late"]))
 
     async def reset(self) -> None:
         raise ValueError("a view cannot be reset: fork another")

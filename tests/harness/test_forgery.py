@@ -307,7 +307,7 @@ PYTHON_ATTACKS = {
         "changed /etc/environment"),
     "a program that looks into the verifier": (program(LOOK), None),
     "a program that writes the reward behind the script": (
-        program(WRITE), "tampering: reward.json says 1 where assertions failed"),
+        program(WRITE), "tampering: reward.json says 1 where reward.txt says 0"),
 }  # fmt: skip
 
 
@@ -318,6 +318,15 @@ async def test_pytest_judges_what_was_done_and_not_what_was_planted(backend, tmp
     assert done.report.outcome is False
     assert dict(done.report.assertions) == TRUTH["pytest"]
     require_recorded(done, sign)
+
+
+@pytest.mark.parametrize("name", ["reward.json", "reward.txt"])
+async def test_a_program_that_outlives_its_script_does_not_write_the_verdict(backend, tmp_path, name):
+    write = WRITE.replace("reward.json", name).replace('{"reward": 1}', '{"reward": 1}' if name[-1] == "n" else "1")
+    done = await verified(backend, tmp_path, "foreign", program(write), "echo fig > word")
+    assert done.report.outcome is False
+    require_recorded(done, f"changed /logs/verifier/{name}")
+    assert done.facts()["left_running"] == ["prog"]
 
 
 PASS_ALL = r"""

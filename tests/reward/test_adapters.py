@@ -148,6 +148,15 @@ def test_harbor_s_files_give_the_verdict_and_the_best_report_its_assertions():
     assert (unread.outcome, unread.parse_cause) == (None, "reward.txt: the report is empty")
 
 
+@pytest.mark.parametrize("numbers", [(1, 0), (0, 1), (0.7, 0.2), (0.2, 0.7)])
+def test_of_two_verdicts_that_disagree_the_lower_counts(numbers):
+    report = read_files({"reward.json": b'{"reward": %g}' % numbers[0], "reward.txt": b"%g" % numbers[1]})
+    lower = ("reward.json", "reward.txt")[numbers.index(min(numbers))]
+    assert (report.outcome, report.number, report.source) == (False, min(numbers), lower)
+    assert report.parse_cause.startswith("tampering: reward.")
+    assert read_files({"reward.json": b'{"reward": 1}', "reward.txt": b"1.0"}).parse_cause is None
+
+
 def test_totals_that_count_what_is_not_listed_are_not_believed():
     silent = '<testsuites><testsuite tests="2" failures="1"><testcase name="a"/></testsuite></testsuites>'
     assert "counts 1 failures and lists none" in parse_report(silent, "junit").parse_cause

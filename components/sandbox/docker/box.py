@@ -189,8 +189,8 @@ class DockerView(DockerBox):
 
     async def finish(self, since: int | None) -> Remains:
         since = since if self._sealed_at is None else self._sealed_at
-        said = await self._end(since=since, folders=sorted(changes.TOLD_FOLDERS))
-        return Remains(tuple(said["ended"]), tuple(said["since"]))
+        said = await self._end(last=True, since=since, folders=sorted(changes.TOLD_FOLDERS))
+        return Remains(tuple(said["ended"]), tuple(said["since"]), tuple(said["late"]))
 
     async def reset(self) -> None:
         raise ValueError("a view cannot be reset: fork another")

@@ -80,7 +80,7 @@ def changed(prefix: str, uppers: Mapping[str, int], links: Sequence[tuple[str, s
                 yield _change(name, entry)
 
 
-def since(moment: int, uppers: Mapping[str, int], folders: Sequence[str]) -> Iterator[str]:
+def since(moment: int, prefix: str, uppers: Mapping[str, int], folders: Sequence[str]) -> Iterator[str]:
     """One line for each file that was changed since then: below uppers, or below folders of the root as they stand.
 
     Bytecode is told too: whoever cannot change a module may change what Python has cached of it.
@@ -91,7 +91,7 @@ def since(moment: int, uppers: Mapping[str, int], folders: Sequence[str]) -> Ite
                 yield _change(name, entry)
     for name in folders:
         try:
-            root = os.open(f"/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            root = os.open(f"{prefix}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:  # it is not there, or a link to one that is
             continue
         try:

@@ -29,6 +29,9 @@ OOM_PREFERENCE = "500"
 CHUNK = 1 << 20
 END_PATIENCE_S = 5.0
 MARK = "LONGSHELL_EXEC"
+LOGS = "logs"
+LATE_S = 0.02
+"""What still runs has so long to show that it writes what its command had written: some ticks of the files' clock."""
 
 
 Operation = Callable[[wire.Body, list[int]], None]
@@ -72,6 +75,7 @@ class Server:
         self._place = place
         self._running: dict[int, Running] = {}
         self._timed_out: set[int] = set()
+        self._last_end = 0
         self._ended = False
         self._before = self._standing()
         self._refused: dict[str, None] = {}
@@ -144,6 +148,7 @@ class Server:
         for pid, code in ended.items():
             running = self._running.pop(pid, None)
             if running is not None:
+                self._last_end = time.time_ns()
                 late = pid in self._timed_out
                 self._timed_out.discard(pid)
                 self._reply({"id": running.request, "exit": code, "timed_out": late})
@@ -297,6 +302,9 @@ class Server:
     def _end(self, body: wire.Body, fds: list[int]) -> None:
         """Ends every process; tells which of them nobody had asked for, and what the box changed of its system."""
         left = processes.names(processes.descendants(os.getpid(), processes.listing()) - self._running.keys())
+        watched, last_end = [LOGS] if body.get("last") else [], self._last_end
+        if left and watched:
+            time.sleep(LATE_S)
         if self._place.has_namespace:
             processes.end_namespace()
         else:
@@ -314,13 +322,14 @@ class Server:
         changed = [*self._refused, *changes.told(self._changed(), self._before)]
         doubtful = [path for path in changes.at_home(self._place.prefix) if self._is_own(path)]
         said = {"ended": changes.told(iter(left)), "changed": changed, "doubtful": doubtful}
-        self._reply({"id": body["id"], **said, "since": self._changed_since(body)})
+        late = changes.told(changes.since(last_end, self._place.prefix, {}, watched))
+        self._reply({"id": body["id"], **said, "since": self._changed_since(body), "late": late})
 
     def _changed_since(self, body: wire.Body) -> list[str]:
         since = body.get("since")
         if since is None:
             return []
-        return changes.told(changes.since(since, self._place.handles.uppers, body["folders"]))
+        return changes.told(changes.since(since, self._place.prefix, self._place.handles.uppers, body["folders"]))
 
     def _is_own(self, path: str) -> bool:
         return path not in self._before or changes.is_in(self._place.handles.root, path)
