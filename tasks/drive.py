@@ -79,8 +79,9 @@ def drive(config: CampaignConfig, ask: Ask) -> Driven:
     result = cluster.result(spec)
     submission = None
     if result is None:
+        # First: a run that is killed after it has submitted, and then cancelled, must be known to follow the job.
+        store.put_json(spec.key(f"followers/{_flow_run_id()}.json"), {})
         submission = cluster.submit(spec, _metadata(name, stage))
-        store.put_json(_follower(spec, _flow_run_id()), {"submission_id": submission.id})
         log.info("%s Ray job %s", "attached to" if submission.attached else "submitted", submission.id)
 
     tags = {"prefect.flow_run_id": _flow_run_id(), "longshell.campaign": name}
@@ -165,10 +166,6 @@ def _is_cancelled() -> bool:
     with get_client(sync_client=True) as client:
         state = client.read_flow_run(prefect.runtime.flow_run.id).state
     return state is not None and (state.is_cancelling() or state.is_cancelled())
-
-
-def _follower(spec: JobSpec, flow_run_id: str) -> str:
-    return spec.key(f"followers/{flow_run_id}.json")
 
 
 def _flow_run_id() -> str:

@@ -137,6 +137,7 @@ class _Interrupts:
             return None
         try:
             self._stopping.result(timeout=within_s)
+            stop_followed(str(self._flow_run))  # What was submitted in that instant.
         except Exception as error:  # The boundary: what kept the jobs from being stopped is told.
             reason = "that takes too long" if isinstance(error, TimeoutError) else brief(error)
             return f"the Ray jobs of this run may still run ({reason})"

@@ -7,6 +7,7 @@ outcomes, for the step and for every class. What was cancelled is counted by cla
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -229,9 +230,20 @@ def _class_name(value: Any, column: str) -> str:
     return str(value) if value < 2 else f"{1 << (value - 1)} to {(1 << value) - 1}"
 
 
+KEY_CHARS = 80
+"""Most of a class name that a metric's name has."""
+
+
 def metric_key(text: str) -> str:
-    """A class name as part of a metric name: MLflow allows letters, digits, and `_-. /`."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", text)
+    """A class name as part of a metric name: MLflow allows letters, digits and `_-. /`, 250 of them in all.
+
+    Classes are of whoever made the tasks: what is cut off a long one is told apart by its digest.
+    """
+    key = re.sub(r"[^A-Za-z0-9_.-]", "_", text)
+    if len(key) <= KEY_CHARS:
+        return key
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{key[: KEY_CHARS - len(digest) - 1]}-{digest}"
 
 
 def _plain(value: Any) -> Any:

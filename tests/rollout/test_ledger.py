@@ -7,6 +7,7 @@ import pytest
 from components.errors import FaultCause, RecordError, StopReason
 from components.records import TaskRef
 from components.rollout import Ledger, Origin, Outcome, by_class
+from components.rollout.ledger import KEY_CHARS, metric_key
 
 
 def ref(name, category="files", difficulty="easy"):
@@ -138,3 +139,11 @@ def test_no_class_of_a_step_without_an_admission_has_a_share():
     ledger.launch("t1", ref("a"), 1, origin=Origin.RESUMED)
     ledger.end("t1", Outcome.CONTINUED)
     assert {(row["drawn_share"], row["admitted_share"]) for row in by_class(ledger.rows)} == {(None, None)}
+
+
+def test_a_class_of_any_name_is_a_name_of_mlflows_and_long_ones_stay_apart():
+    names = ["hard", "data science/à", "x" * 300 + "a", "x" * 300 + "b"]
+    keys = [metric_key(f"category.{name}") for name in names]
+    assert keys[:2] == ["category.hard", "category.data_science__"]
+    assert len(set(keys)) == len(names)
+    assert max(map(len, keys)) == KEY_CHARS

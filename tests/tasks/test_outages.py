@@ -12,9 +12,11 @@ import pytest
 from prefect.exceptions import TerminationSignal
 
 from components.artifacts import LocalStore
-from components.cluster import JobSpec
+from components.cluster import REPOSITORY, JobSpec, RunningJob
+from components.config import load
 from components.errors import ServiceError
 from tasks import drive, mirror
+from tasks.asks import Ask
 from tasks.mirror import Mirror, Steps
 
 SPEC = JobSpec("rl", "m-s1", 1, {}, {})
@@ -123,6 +125,31 @@ def test_a_cancelled_run_stops_its_jobs_before_it_ends_and_one_whose_worker_ends
     with pytest.raises(TerminationSignal):
         drive._follow(cluster, SPEC, "m-s1-rl-1", lambda *_: None, following(store), None)
     assert stopped == ["f"] * cancelled
+
+
+def test_a_run_that_is_killed_when_it_has_submitted_is_known_to_follow_its_job(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: list[RunningJob] = []
+    stopped: list[str] = []
+
+    def submit(spec: JobSpec, metadata: dict[str, str]) -> None:
+        running.append(RunningJob(spec.base, metadata))
+        raise SystemExit("stands for a kill")
+
+    cluster: Any = SimpleNamespace(
+        result=lambda spec: None, submit=submit, running=lambda: running, stop=lambda jobs: stopped.extend(jobs)
+    )
+    site: Any = SimpleNamespace(store=lambda: store, cluster=lambda store: cluster)
+    monkeypatch.setattr(drive.Site, "current", lambda: site)
+    monkeypatch.setattr(drive, "get_run_logger", lambda: None)
+    monkeypatch.setattr(drive, "_flow_run_id", lambda: "f")
+    monkeypatch.setattr(drive, "_metadata", lambda name, stage: {"campaign": name})
+    config = load(REPOSITORY / "configs" / "miniature.yaml")
+    with pytest.raises(SystemExit):
+        drive.drive(config, Ask("base", 0, {}))
+    assert drive.stop_followed("another") == []
+    assert drive.stop_followed("f") == stopped == [running[0].id]
 
 
 def test_a_run_that_is_told_to_end_while_prefect_is_away_ends_and_leaves_its_jobs(
