@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from components.config.section import Section
+from components.config.section import Section, without_credentials
 
 
 class EndpointConfig(Section):
@@ -38,9 +38,7 @@ class EndpointConfig(Section):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("must be an http:// or https:// URL")
-        if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("must hold no credentials, query or fragment: configurations are logged")
-        return url.rstrip("/")
+        return without_credentials(url).rstrip("/")
 
     @model_validator(mode="after")
     def _priced(self) -> Self:

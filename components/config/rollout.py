@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from components.config.section import Problems, Section
+from components.config.section import Problems, Section, without_credentials
 
 COMPACTION_TURNS = 3
 """Turns that a compaction takes: summary, questions, answers."""
@@ -123,6 +123,11 @@ class DockerConfig(Section):
     """The engine's network for what a Dockerfile's RUN runs: `none`, `default`, `host`, or one that was made for it."""
     box_ttl_s: float = Field(86_400.0, gt=0)
     """An older box is removed by whoever sweeps the engine next and cannot see whether its owner lives."""
+
+    @field_validator("host")
+    @classmethod
+    def _plain(cls, host: str) -> str:
+        return without_credentials(host)
 
     @model_validator(mode="after")
     def _tls_goes_with_tcp(self) -> DockerConfig:

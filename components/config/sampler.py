@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from components.config.section import Problems, Section
+from components.config.section import Problems, Section, without_credentials
 
 OWNED = {
     "--model-path": "the stage's checkpoint",
@@ -164,6 +164,11 @@ class SamplerConfig(Section):
     def members(self) -> int:
         """How many replicas there are, whoever started them."""
         return len(self.urls) or self.replicas
+
+    @field_validator("urls")
+    @classmethod
+    def _plain(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(without_credentials, urls))
 
     @model_validator(mode="after")
     def _one_kind(self) -> SamplerConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict
 
@@ -11,6 +12,18 @@ class Section(BaseModel):
     """A frozen configuration section. An unknown key is an error; a default is the value used, always visible."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def without_credentials(url: str) -> str:
+    """An address of a configuration, which is logged as a parameter of its run.
+
+    Raises:
+        ValueError: who connects, a query or a fragment is in it.
+    """
+    parts = urlsplit(url)
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError("must hold no credentials, query or fragment: configurations are logged")
+    return url
 
 
 class Problems(ValueError):

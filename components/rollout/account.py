@@ -46,7 +46,7 @@ class TrialRow:
         assertions: how many the verifier reported as passed, of whatever kind; None without a report of assertions.
         gap: mean |log-prob gap| between sampler and trainer at equal weights, nats a token; None where not measured.
         advantage: mean advantage of its tokens; None where not measured.
-        tampering: how many signs of work against the verifier.
+        tampering: how many signs of work against the verifier; None where nobody looked.
     """
 
     trial_id: str
@@ -63,7 +63,7 @@ class TrialRow:
     sampled: int
     gap: float | None = None
     advantage: float | None = None
-    tampering: int
+    tampering: int | None
 
     @classmethod
     def from_json(cls, told: Any) -> TrialRow:
@@ -105,7 +105,7 @@ def trial_rows(
                 sampled=sum(len(turn.completion_ids) for turn in trial.turns),
                 gap=_mean(gaps.get(trial.trial_id, [])),
                 advantage=_mean(gains.get(trial.trial_id, [])),
-                tampering=len(trial.facts.get("tampering", ())),
+                tampering=len(trial.facts["tampering"]) if "tampering" in trial.facts else None,
             )
         )
         for trial, reward in zip(trials, rewards, strict=True)

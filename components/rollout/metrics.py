@@ -37,8 +37,9 @@ def rollout_metrics(
             "rollout/turns_mean": float(turns_B.mean()),
             "rollout/turns_p90": float(np.quantile(turns_B, 0.9)),
             "rollout/tokens_mean": float(tokens_B.mean()),
-            "rollout/parse_failures": float(sum(trial.facts.get("parse_failures", 0) for trial in trials)),
         }
+    if failures := [trial.facts["parse_failures"] for trial in trials if "parse_failures" in trial.facts]:
+        metrics["rollout/parse_failures"] = float(sum(failures))
     return metrics | _compactions(trials) | _repeats(trials) | _guards(trials) | _signs(trials) | _phases(trials)
 
 

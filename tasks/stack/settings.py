@@ -39,7 +39,6 @@ FIXED = {
     # Ray's metrics and usage collectors cost a tenth of a core on a machine of two; its dashboard looks every 15 s.
     "RAY_enable_metrics_collection": "0",
     "REPORTER_UPDATE_INTERVAL_MS": "15000",
-    "RAY_AUTH_MODE": "token",
     # Two cores are shared by many processes: a pool of threads in each makes all of them wait.
     "OMP_NUM_THREADS": "1",
 }
@@ -63,12 +62,13 @@ def environment(site: Site) -> dict[str, str]:
         "LONGSHELL_STORE": site.store_url,
         "LONGSHELL_JOBS_PACKAGE": site.jobs_package,
         "PREFECT_HOME": str(site.home / "prefect"),
-        "RAY_AUTH_TOKEN_PATH": str(site.ray_token),
         "PYTHONPATH": str(REPOSITORY),
         "LONGSHELL_REPOSITORY": str(REPOSITORY),
         "NO_PROXY": ",".join(sorted(local)),
         "no_proxy": ",".join(sorted(local)),
     }
+    if "ray" not in site.given:  # Whoever gives another one says how it is opened.
+        values |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(site.ray_token)}
     if url := site.service("prefect"):
         values["PREFECT_API_URL"] = url
     return values

@@ -77,6 +77,8 @@ def test_a_file_that_is_not_a_mapping_is_refused(tmp_path: Path, text: str) -> N
         ("sampler.engine=sglang", "needs either urls or sglang"),
         ("sampler.urls=[http://a:1]", "refused with engine: embedded"),
         ("sampler={engine: sglang, urls: ['http://a:1', 'http://a:1'], context_tokens: 512}", "given twice"),
+        ("sampler={engine: sglang, urls: ['http://u:w@a:1'], context_tokens: 512}", "must hold no credentials"),
+        ("sandbox.docker.host=tcp://u:w@a:2376", "must hold no credentials"),
         ("sampler.placement=ray", "needs publish.folder"),
         ("sampler={engine: sglang, sglang: {}, context_tokens: 512}", "random output layer"),
         ("sampler={engine: sglang, sglang: {}, router_dtype: bfloat16}", "router_dtype is the embedded engine's"),

@@ -227,7 +227,7 @@ def test_the_choice_is_small_and_does_not_hang_on_the_order(given_rows):
 def test_the_rows_of_a_step_hold_what_the_choice_needs(store):
     rows = [TrialRow(**each) for each in store.get_json(f"campaigns/{CAMPAIGN}/rl/trials/000003")]
     assert [(each.trial_id, each.turns, each.tampering, each.assertions) for each in rows] == [
-        ("plain", 3, 0, 2),
+        ("plain", 3, None, 2),
         ("hostile", 1, 1, 1),
     ]
     assert rows[0].gap == pytest.approx(0.02, abs=1e-5)

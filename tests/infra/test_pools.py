@@ -61,6 +61,9 @@ def test_flow_runs_in_containers_are_nobody_and_have_no_secret_in_their_template
         wanted = {"user": "10001:10001", "cap_drop": ["ALL"], "security_opt": ["no-new-privileges"], "init": True}
         assert found["job_configuration"]["container_create_kwargs"] == wanted
         assert found["job_configuration"]["privileged"] is False
+        variables = found["variables"]["properties"]
+        token = variables["env"]["default"]["RAY_AUTH_TOKEN_PATH"]
+        assert f"{token}:{token}:ro" in variables["volumes"]["default"]
     else:
         pod = found["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
         assert pod["automountServiceAccountToken"] is False

@@ -49,7 +49,8 @@ def test_trials_that_tampered_are_counted_and_only_where_it_was_looked_for():
     metrics = rollout_metrics(trials, [reward(0.0)] * 2, ledger_of(trials), seconds=1.0)
     assert (metrics["rollout/tampered"], metrics["rollout/left_running"]) == (1, 0)
     unseen = [graded("c", task.ref, count=1)]
-    assert "rollout/tampered" not in rollout_metrics(unseen, [reward(0.0)], ledger_of(unseen), seconds=1.0)
+    absent = rollout_metrics(unseen, [reward(0.0)], ledger_of(unseen), seconds=1.0)
+    assert not {"rollout/tampered", "rollout/parse_failures"} & absent.keys()
 
 
 def test_what_a_policy_repeats_breaks_and_earns_nothing_with_is_counted_where_it_can_be():

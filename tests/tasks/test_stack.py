@@ -219,6 +219,13 @@ def up_with_what_is_given(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     assert told == [site.given["prefect"]]
 
 
+def test_who_gives_a_ray_says_how_it_is_opened(tmp_path: Path) -> None:
+    ours = Site.current({"LONGSHELL_HOME": str(tmp_path)})
+    assert settings.environment(ours)["RAY_AUTH_TOKEN_PATH"] == str(ours.ray_token)
+    given = Site.current({"LONGSHELL_HOME": str(tmp_path), "LONGSHELL_RAY_JOBS": "http://ray:8265"})
+    assert not [name for name in settings.environment(given) if name.startswith("RAY_AUTH")]
+
+
 def test_a_database_of_mlflow_is_no_server_that_is_given() -> None:
     assert "mlflow" not in Site.current({"MLFLOW_TRACKING_URI": "sqlite:////x/y.db"}).given
     assert Site.current({"MLFLOW_TRACKING_URI": "https://mlflow.example"}).given == {"mlflow": "https://mlflow.example"}

@@ -15,7 +15,7 @@ from components.rollout import TrialRow
 Weight = Callable[[TrialRow], float | None]
 
 REASONS: Mapping[str, Weight] = {
-    "signs of work against the verifier": lambda row: float(row.tampering) or None,
+    "signs of work against the verifier": lambda row: float(row.tampering or 0) or None,
     "largest log-prob gap between sampler and trainer": lambda row: row.gap,
     "most unlike what was expected of it (size of its advantage)": lambda row: _size(row.advantage),
     "no reward, with the most assertions passed": lambda row: _in_vain(row),

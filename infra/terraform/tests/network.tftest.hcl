@@ -38,6 +38,11 @@ run "the_sandbox_tier_leads_nowhere" {
   }
 
   assert {
+    condition     = [for said in jsondecode(aws_vpc_endpoint.s3_private.policy).Statement : said.Sid if said.Action != ["s3:GetObject"]] == ["OwnBuckets"] && jsondecode(aws_vpc_endpoint.s3_private.policy).Statement[0].Condition.StringEquals["aws:ResourceAccount"] == var.account_id
+    error_message = "Through the private tier's S3 endpoint nothing can be put into a stranger's bucket."
+  }
+
+  assert {
     condition     = aws_vpc_endpoint.s3_sandbox.route_table_ids == toset([aws_route_table.sandbox.id]) && !contains(aws_vpc_endpoint.s3_private.route_table_ids, aws_route_table.sandbox.id)
     error_message = "The sandbox tier must not have the private tier's S3 endpoint."
   }

@@ -55,6 +55,31 @@ resource "aws_vpc_endpoint" "s3_private" {
   vpc_endpoint_type = "Gateway"
   route_table_ids   = [for table in aws_route_table.private : table.id]
 
+  # Buckets of this account, and the layers of ECR images: nothing that is here can be put into a stranger's bucket.
+  policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [
+      {
+        Sid       = "OwnBuckets"
+        Effect    = "Allow"
+        Principal = "*"
+        Action = [
+          "s3:ListBucket", "s3:ListBucketMultipartUploads", "s3:GetBucketLocation", "s3:GetObject", "s3:PutObject",
+          "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts",
+        ]
+        Resource  = "*"
+        Condition = { StringEquals = { "aws:ResourceAccount" = var.account_id, "aws:PrincipalAccount" = var.account_id } }
+      },
+      {
+        Sid       = "LayersOfImages"
+        Effect    = "Allow"
+        Principal = "*"
+        Action    = ["s3:GetObject"]
+        Resource  = ["arn:aws:s3:::prod-${var.region}-starport-layer-bucket/*"]
+      },
+    ]
+  })
+
   tags = { Name = "${var.name}-s3-private" }
 }
 
