@@ -25,9 +25,8 @@ async def evaluate(
     attempts: int = 1,
     concurrency: int = 64,
     tries: int = 2,
-    on_trial: Callable[[Trial], None] | None = None,
 ) -> list[Trial]:
-    """Runs every task `attempts` times, `concurrency` at once. `on_trial` hears of each as it ends."""
+    """Runs every task `attempts` times, `concurrency` at once."""
     gate = asyncio.Semaphore(concurrency)
 
     async def one(task: T, attempt: int) -> Trial:
@@ -37,9 +36,7 @@ async def evaluate(
                 if trial.fault is None:
                     break
                 trial = await run_attempt(task, attempt, number)
-        if on_trial is not None:
-            on_trial(trial)
-        return trial
+            return trial
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -1,15 +1,20 @@
-"""Evaluates one checkpoint on held-out tasks or a suite, under the conditions of a profile."""
+"""Evaluates one checkpoint on held-out tasks or a suite, under the conditions of a profile.
+
+Invariant: a job that is killed, and tried again, runs no trial again that had been graded.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from components.config import CampaignConfig, RewardConfig
+from components.config import CampaignConfig, RewardConfig, digest
 from components.evaluation import (
     Conditions,
     Suite,
@@ -32,9 +37,20 @@ from components.naming import evaluation_key
 from components.outcomes import TrialOverdue, fault_of
 from components.pool import Pool, Task
 from components.records import Reward, Sampling, Trial
-from components.rollout import Attempt, Ledger, Origin, Outcome, save_batch, trial_id, trial_tokens
+from components.rollout import (
+    Attempt,
+    FinishedTrials,
+    Ledger,
+    Origin,
+    Outcome,
+    save_batch,
+    trial_id,
+    trial_tokens,
+)
 
 NATIVE = "native"
+TRIES = 2
+"""Times a trial is run that the infrastructure keeps from a verdict."""
 
 
 def stage(job: Job) -> dict[str, Any]:
@@ -79,19 +95,32 @@ async def _run(job: Job, config: CampaignConfig, checkpoint: Path, suite: Suite)
     drawing = Drawing(seed=config.sampler_seed(job.stage, job.index), routing=False, tell=log.warning)
     if config.evaluation.harness != NATIVE:
         return await harbor.run_suite(job, config, checkpoint, suite, named=named, drawing=drawing)
-    sampling = sampling_of(config.evaluation)
+    sampling, finished = sampling_of(config.evaluation), FinishedTrials(_finished(job))
     async with open_world(config, checkpoint, job.folder, drawing) as world:
 
         async def attempt(task: Task, number: int, tried: int) -> Trial:
-            name = trial_id(named, number, task.ref.task_id, tried)
-            return await _attempt(world, Attempt(walled(task, config.evaluation), name, tried), sampling)
+            names = [trial_id(named, number, task.ref.task_id, each) for each in range(tried, TRIES + 1)]
+            if (known := next(filter(None, map(finished.get, names)), None)) is not None:
+                return known.trial
+            trial = await _attempt(world, Attempt(walled(task, config.evaluation), names[0], tried), sampling)
+            if trial.fault is None:
+                await asyncio.to_thread(finished.put, number, trial, (), _reward(trial, job.config.reward))
+            return trial
 
         return await evaluate(
             suite.tasks,
             attempt,
             attempts=config.evaluation.conditions.attempts,
             concurrency=config.rollout.concurrency,
+            tries=TRIES,
         )
+
+
+def _finished(job: Job) -> Path:
+    """Where trials of this evaluation are kept until it has its result: of these inputs and conditions alone."""
+    asked = json.dumps([digest(job.config), dict(job.inputs)], sort_keys=True)
+    told = hashlib.sha256(asked.encode()).hexdigest()[:12]
+    return job.folder / "finished" / f"{job.lineage(job.stage)}-{told}"
 
 
 async def _attempt(world: World, attempt: Attempt[Task], sampling: Sampling) -> Trial:

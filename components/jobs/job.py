@@ -88,7 +88,7 @@ class Job:
         """
         key = lineage_key(self.campaign, stage)
         if not self.store.exists(key):
-            self.store.put_json(key, {"id": uuid.uuid4().hex})
+            self.store.create_json(key, {"id": uuid.uuid4().hex})  # The first of jobs that begin together stays.
         return str(self.store.get_json(key)["id"])
 
     def _record_key(self, stage: str, step: int) -> str:

@@ -92,7 +92,8 @@ def _models(config: CampaignConfig, name: str, pool: Pool) -> Iterator[Foreseen]
     if config.sft.rejection is not None:
         samples = Samples(naming.samples_key(name), 0, 0)
         drawn = base.key if config.sft.rejection.teacher is None else None
-        kept = (_record(name, "rejection"), naming.pass_key(name, "<pass>"), naming.fates_key(name))
+        kept: tuple[str, ...] = (_record(name, "rejection"), naming.pass_key(name, "<pass>"), naming.fates_key(name))
+        kept += (naming.lineage_key(name, "rejection"),)
         ask = asks.rejection(pool, base)
         yield Foreseen("rejection", ask, (samples.key,), kept, serves=drawn, captures=False)
     yield Foreseen("sft", asks.sft(pool, base, samples), (before.key,), _learned(config, "sft"), trains=True)
@@ -146,9 +147,9 @@ def _after(config: CampaignConfig, name: str, leg: int) -> Checkpoint:
 def _evaluation(config: CampaignConfig, pool: Pool, made: Checkpoint, trials: int, index: int) -> Foreseen:
     name, ask = campaign_name(config), asks.evaluation(pool, made, trials, index)
     left = (naming.evaluation_key(name, made.label, "trials"),)
-    kept = [naming.tokenizer_key(name)]
-    if config.evaluation.harness == "harbor":
-        kept.append(naming.evaluation_key(name, made.label, "harbor"))
+    harbor = config.evaluation.harness == "harbor"
+    own = naming.evaluation_key(name, made.label, "harbor") if harbor else naming.lineage_key(name, "evaluate")
+    kept = [naming.tokenizer_key(name), own]
     return Foreseen(f"evaluate-{made.label}", ask, left, tuple(kept), serves=made.key, beside=True, captures=False)
 
 
