@@ -196,7 +196,8 @@ class PublishConfig(Section):
     """Where weights are written for the samplers. It must be visible under this path on every machine that has one;
     None is the job's own scratch, for samplers of its machine."""
     timeout_s: float = Field(300.0, gt=0)
-    """Deadline of a whole publication. A sampler that has not confirmed by then is given up."""
+    """Deadline of a publication, from the first pause to the last resume: a sampler that has not confirmed by then is
+    given up. With `disk` the folder is written before that, and may take as long as it takes."""
     bucket_mb: float = Field(64.0, gt=0)
     """collective: bytes in flight at once, and held by the trainer beyond its own weights; at least one tensor."""
     backend: Literal["gloo", "nccl"] = "gloo"

@@ -1,7 +1,8 @@
 """The barrier at which weights are exchanged: quiesce, transfer, verify, resume (paper Algorithm 3; design 6).
 
 Invariants: no sampler resumes before every sampler that stays has confirmed the version; one that fails or is late at
-any point leaves the publication, stays paused, and is reported with its cause; the whole ends within its deadline.
+any point leaves the publication, stays paused, and is reported with its cause; from the first pause the whole ends
+within its deadline.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Publisher(Protocol):
     async def publish(self, samplers: Sequence[Sampler], source: WeightSource, version: int) -> Publication:
         """Exchanges the weights of every sampler; running requests are aborted, caches forgotten.
 
-        What the samplers do wrong is in the result. What `source` raises is raised, and every sampler stays paused.
+        What the samplers do wrong is in the result. What `source` raises is raised; no sampler that was paused resumes.
         """
         ...
 

@@ -21,7 +21,7 @@ from components.errors import FaultCause, InfraFault, ServiceError
 from components.publish import open_publisher
 from components.sampler import Generation, ModelGeometry, SGLangClient
 from components.sampler.fleet import Fleet, State, open_fleet
-from tests.conformance.publisher_suite import FolderSource
+from tests.conformance.publisher_suite import FolderSource, on_the_way
 from tests.conformance.sampler_suite import tokens
 from tests.sampler.conftest import CONTEXT, Oracle
 from tests.sampler.fleet.parts import QUICK, Launch, draw, embedded, fleet_of, kill, pid_of, servers_of, until
@@ -137,6 +137,7 @@ class FleetSuite:
         tmp_path: Path,
         other_oracle: Oracle,
         method: str,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         geometry, told = ModelGeometry.read(model_folder, CONTEXT), list[str]()
         weights = tmp_path / "weights"
@@ -146,12 +147,7 @@ class FleetSuite:
             waiting = asyncio.create_task(draw(fleet, "a", tokens(1, 20)))
             clients = [SGLangClient(url, model=geometry) for url in held.values()]
             source, pid = FolderSource(other_folder), pid_of(fleet, 1)
-
-            def kill_once() -> None:
-                source.halfway = lambda: None  # a broadcast that broke is made again
-                os.kill(pid, signal.SIGKILL)
-
-            source.halfway = kill_once
+            on_the_way(source, clients[1], lambda: os.kill(pid, signal.SIGKILL), monkeypatch)
             publication = await publisher.publish(clients, source, 5)
             assert list(publication.lost) == [1]
             assert not waiting.done(), "nobody draws while weights are exchanged"

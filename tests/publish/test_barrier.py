@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from components.errors import FaultCause, InfraFault
-from components.publish import barrier
+from components.publish import DiskPublisher, barrier
 from components.publish.barrier import Publication, Roll, at_barrier
 from tests.waiting import SkippingLoop
 
@@ -23,7 +25,7 @@ class Diary:
         self._fails, self._hangs = fails, hangs
 
     def __getattr__(self, name: str) -> Any:
-        async def call() -> Diary:
+        async def call(*_: object) -> Diary:
             self.calls.append(name)
             if name == self._fails:
                 raise InfraFault(FaultCause.SAMPLER, f"{name} failed")
@@ -79,6 +81,26 @@ async def test_one_that_fails_anywhere_is_asked_nothing_more() -> None:
         assert list((await run([failing, fine])).lost) == [0]
         assert failing.calls[-1] == call
         assert fine.calls[-1] == "resume"
+
+
+async def test_a_folder_is_written_before_the_barrier_and_outside_its_deadline_while_samplers_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Found by a reader: a save of 3 s under a deadline of 2 s lost every sampler, and nothing else ran meanwhile.
+    clock, loop, went_on = [0.0], asyncio.get_running_loop(), threading.Event()
+    monkeypatch.setattr(barrier, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    samplers = [Diary(), Diary()]
+
+    class Slow:
+        def save_hf(self, folder: Path) -> None:
+            clock[0] += 3.0
+            assert not any(sampler.calls for sampler in samplers)
+            loop.call_soon_threadsafe(went_on.set)
+            assert went_on.wait(10), "the event loop stands"
+
+    publication = await DiskPublisher(tmp_path, timeout_s=2.0).publish(samplers, Slow(), 7)  # type: ignore[arg-type]
+    assert (publication.lost, publication.seconds) == ({}, 0.0)
+    assert all(sampler.calls[-1] == "resume" for sampler in samplers)
 
 
 def test_one_that_hangs_anywhere_leaves_the_others_time_and_is_named_late(monkeypatch: pytest.MonkeyPatch) -> None:

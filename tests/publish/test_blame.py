@@ -184,6 +184,20 @@ async def test_an_address_that_the_trainer_cannot_listen_on_costs_no_sampler() -
     assert not member.resumed
 
 
+@pytest.mark.parametrize("cause", [FaultCause.TRAINER, FaultCause.SAMPLER])
+async def test_what_the_source_raises_is_raised_at_once_and_leaves_every_sampler_paused(cause: FaultCause) -> None:
+    class Failing(Source):
+        def stream_hf(self) -> Iterator[tuple[str, Tensor]]:
+            yield from list(super().stream_hf())[:2]
+            raise InfraFault(cause, "rank 1 was killed")
+
+    source, members = Failing(), [Member(), Member()]
+    with pytest.raises(InfraFault, match="rank 1 was killed"):
+        await publish(members, source)
+    assert source.streams == 1
+    assert not any(member.resumed for member in members)
+
+
 @asynccontextmanager
 async def refusing(url: str, route: str) -> AsyncIterator[str]:
     """The address of a server that answers one route as if it was out of memory; `url` answers the others."""
