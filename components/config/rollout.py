@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from components.config.section import Problems, Section, without_credentials
+from components.records import LEAST_TEMPERATURE, MOST_TEMPERATURE
 
 COMPACTION_TURNS = 3
 """Turns that a compaction takes: summary, questions, answers."""
@@ -210,7 +211,8 @@ class RolloutConfig(Section):
     max_staleness: int = Field(2, ge=1)
     """Under `carry`: chunks drawn under weights that are older than this, in updates, are not trained on, and counted.
     The trainer keeps a snapshot of each version."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(1.0, ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE)
+    """What is drawn next to greedily has no log-probs to learn from, and servers take it for greedy."""
     agent_timeout_s: float = Field(3_600.0, gt=0)
     verifier_timeout_s: float = Field(900.0, gt=0)
     remote_timeout_s: float = Field(5_400.0, gt=0)

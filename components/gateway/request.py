@@ -7,14 +7,14 @@ implemented is refused unless it holds its neutral value; an unknown field is re
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from components.errors import LongshellError
 from components.gateway.message import Message, Role, ToolCall
-from components.records import Sampling
+from components.records import LEAST_TEMPERATURE, MOST_TEMPERATURE, MOST_TOP_K, Sampling
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -46,6 +46,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 IGNORED = frozenset({"user", "metadata", "session_id", "safety_identifier", "prompt_cache_key"})
 """Fields that never change an answer."""
+
+MOST_TOKENS = 2**31 - 1
+"""More than any context: what is refused with a number can also be said."""
 
 SAMPLING = ("temperature", "top_p", "top_k")
 READ = frozenset(
@@ -148,13 +151,16 @@ def read_sampling(given: Mapping[str, Any]) -> Sampling:
     temperature, top_p, top_k = (
         _number(given.get(name, neutral), name) for name, neutral in zip(SAMPLING, (1.0, 1.0, -1), strict=True)
     )
-    if temperature <= 0:
-        message = "temperature must be above 0: a greedy answer has no log-prob that it was drawn with"
+    if not LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE:
+        message = (
+            f"temperature must be from {LEAST_TEMPERATURE} to {MOST_TEMPERATURE:g}: a greedy answer has no log-prob "
+            "that it was drawn with"
+        )
         raise Refusal(message, param="temperature", code="unsupported_value")
     if not 0 < top_p <= 1:
         raise Refusal("top_p must be in (0, 1]", param="top_p")
-    if top_k != int(top_k):
-        raise Refusal("top_k must be a whole number", param="top_k")
+    if top_k != int(top_k) or top_k > MOST_TOP_K:
+        raise Refusal(f"top_k must be a whole number of at most {MOST_TOP_K}", param="top_k")
     return Sampling(float(temperature), float(top_p), int(top_k) if top_k > 0 else -1)
 
 
@@ -232,8 +238,9 @@ def _max_tokens(body: Mapping[str, Any]) -> int | None:
     given = [body[name] for name in ("max_completion_tokens", "max_tokens") if name in body]
     if not given:
         return None
-    if type(given[0]) is not int or given[0] < 1:
-        raise Refusal(f"max_tokens must be at least 1, got {json.dumps(given[0])}", param="max_tokens")
+    if type(given[0]) is not int or not 1 <= given[0] <= MOST_TOKENS:
+        message = f"max_tokens must be from 1 to {MOST_TOKENS}, got {json.dumps(given[0])}"
+        raise Refusal(message, param="max_tokens")
     return int(given[0])
 
 
@@ -251,6 +258,7 @@ def _flag(body: Mapping[str, Any], name: str) -> bool:
 
 
 def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    # Compared, not converted: a whole number may be too long for a float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise Refusal(f"{name} must be a number", param=name)
     return value

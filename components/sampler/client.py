@@ -1,7 +1,7 @@
 """Client of SGLang's native API: the embedded server, and SGLang 0.5.12 to 0.5.23 unchanged.
 
-Invariant: every call has a deadline and ends in a checked value or a typed error. Ids and lengths are checked before
-they are sent, since SGLang does not: an id outside the vocabulary kills its scheduler.
+Invariant: every call has a deadline and ends in a checked value or a typed error. Ids, lengths and sampling are checked
+before they are sent, since SGLang does not: an id outside the vocabulary kills its scheduler.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import aiohttp
 
 from components.errors import FaultCause, InfraFault, ServiceError
 from components.outcomes import HttpAnswered, fault_of
-from components.records import Sampling
+from components.records import LEAST_TEMPERATURE, MOST_TEMPERATURE, MOST_TOP_K, Sampling
 from components.sampler.answer import parse_version, read_generation
 from components.sampler.geometry import ModelGeometry
 from components.sampler.protocol import Generation, GroupAddress, ModelInfo, TensorSpec
@@ -71,6 +71,7 @@ class SGLangClient:
         """See `Sampler.generate`. An answer aborted by this client's own `abort_all` or `pause` is returned as one."""
         prompt = [int(token) for token in prompt_ids]
         self._check(prompt, max_new_tokens, stop_token_ids, routing_start)
+        _check_sampling(sampling)
         mark = self._abort_marks
         body = _generate_body(prompt, sampling, max_new_tokens, stop_token_ids, routing_start)
         if self._dp > 1:  # by itself SGLang takes the ranks in turn, and a prefix is cached on one of them
@@ -270,6 +271,18 @@ class SGLangClient:
 
     def _fault(self, path: str, detail: str) -> InfraFault:
         return InfraFault(FaultCause.SAMPLER, f"{self.url}{path}: {detail}")
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    """Temperature 0 is greedy, top-k -1 is none."""
+    temperature, top_p, top_k = sampling.temperature, sampling.top_p, sampling.top_k
+    if temperature != 0 and not LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE:
+        bounds = f"[{LEAST_TEMPERATURE}, {MOST_TEMPERATURE}]"
+        raise ValueError(f"temperature must be 0 (greedy) or in {bounds}, got {temperature}")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be in (0, 1], got {top_p}")
+    if top_k != -1 and not 1 <= top_k <= MOST_TOP_K:
+        raise ValueError(f"top_k must be -1 or in [1, {MOST_TOP_K}], got {top_k}")
 
 
 def _generate_body(

@@ -89,7 +89,8 @@ class Sampler(Protocol):
             session_id: the trajectory, for samplers that keep one on one replica.
 
         Raises:
-            ValueError: ids are out of the vocabulary, or prompt and answer exceed the context.
+            ValueError: ids are out of the vocabulary, prompt and answer exceed the context, or nothing can be drawn as
+                `sampling` says.
             InfraFault: SAMPLER, or CAPTURE_MISSING when routing was asked for and is absent or not whole.
         """
         ...

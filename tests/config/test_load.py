@@ -43,9 +43,9 @@ def test_the_papers_configuration_has_the_papers_values() -> None:
 
 def test_every_unknown_key_and_bad_value_is_listed_with_its_path() -> None:
     with pytest.raises(ConfigError) as caught:
-        load(MINIATURE, ["rl.legz=2", "ppo.clip=-1", "rollout.batch=many"])
+        load(MINIATURE, ["rl.legz=2", "ppo.clip=-1", "rollout.batch=many", "rollout.temperature=0.001"])
     places = {problem.split(":")[0] for problem in caught.value.problems}
-    assert places == {"ppo.clip", "rl.legz", "rollout.batch"}
+    assert places == {"ppo.clip", "rl.legz", "rollout.batch", "rollout.temperature"}
 
 
 @pytest.mark.parametrize("override", ["rl.legs", "=3", "rl.legs.deep=1", "rl.legs=[1"])

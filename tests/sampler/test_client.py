@@ -278,6 +278,13 @@ async def test_what_sglang_would_die_of_is_never_sent(fake: FakeServer, client: 
     ):
         with pytest.raises(ValueError, match=r"token|routing_start"):
             await draw(client, ids, **changes)
+    for sampling in (
+        *(Sampling(temperature=value) for value in (-1.0, 1e-7, 0.009, 101.0, float("nan"), float("inf"))),
+        *(Sampling(top_p=value) for value in (0.0, 1.1, float("nan"))),
+        *(Sampling(top_k=value) for value in (0, -2, 2**31, 10**30)),
+    ):
+        with pytest.raises(ValueError, match=r"^(temperature|top_p|top_k) must be"):
+            await draw(client, sampling=sampling)
     with pytest.raises(ValueError, match="maximum context length of 64"):
         await draw(client, [1] * 62)
     assert fake.bodies == []

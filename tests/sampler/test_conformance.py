@@ -52,6 +52,8 @@ class TestEmbedded(SamplerSuite):
             {"sampling": {"n": 2}},
             {"sampling": {"temperature": "hot"}},
             {"sampling": {"top_k": 0}},
+            {"sampling": {"top_k": 10**30}},
+            {"sampling": {"temperature": 1e-7}},
             {"top_logprobs_num": 3},
             {"rid": 7},
             {"return_logprob": "yes"},
@@ -65,8 +67,10 @@ class TestEmbedded(SamplerSuite):
         assert (await wire.generate([[1], [2]], rid=["same", "same"]))[0] == 400
         assert (await wire.generate(tokens(1, 5), an_unknown_field=1))[0] == 200
         assert (await wire.post("/pause_generation", mode="retract"))[0] == 400
-        async with wire.session.post(wire.url + "/generate", data=b"{torn") as response:
-            assert response.status == 400
+        for torn in (b"{torn", b"[" * 100_000):
+            async with wire.session.post(wire.url + "/generate", data=torn) as response:
+                assert response.status == 400
+        assert (await wire.post("/pause_generation", mode=[]))[0] == 400
 
     async def test_a_client_that_hangs_up_frees_its_slot(self, wire: Wire) -> None:
         async def frozen() -> asyncio.Task[Any]:

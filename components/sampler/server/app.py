@@ -101,7 +101,7 @@ class Service:
     async def pause_generation(self, http: web.Request) -> web.Response:
         """Holds generation back; mode `retract` is not offered."""
         mode = (await _body(http)).get("mode", PauseMode.ABORT.value)
-        if mode not in set(PauseMode):
+        if mode not in list(PauseMode):  # a list, since what JSON gives need not be hashable
             raise BadRequest(f"mode must be one of {', '.join(PauseMode)}, got {mode!r}")
         self.driver.pause(PauseMode(mode))
         return _json({"message": "Generation paused successfully.", "status": "ok"})
@@ -215,7 +215,7 @@ async def _body(http: web.Request) -> Any:
         return {}
     try:
         body = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")

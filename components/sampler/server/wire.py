@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from components.records import Int32
+from components.records import LEAST_TEMPERATURE, MOST_TEMPERATURE, MOST_TOP_K, Int32
 from components.sampler.engine import Answer, Request
 from components.sampler.protocol import GroupAddress, TensorSpec
 
@@ -48,6 +48,9 @@ _UNSUPPORTED = (
     "custom_logit_processor",
 )  # fmt: skip
 _DEFAULT_NEW_TOKENS = 128
+_LARGEST = 2**63 - 1
+"""Of an integer that has no bound of its own: what the engine's arrays hold. JSON has no bound, and the message of a
+refusal could not even spell what is long enough."""
 
 
 class BadRequest(ValueError):
@@ -122,7 +125,7 @@ def parse_group(body: Mapping[str, Any]) -> tuple[GroupAddress, int]:
     backend = body.get("backend", "nccl")
     if backend != "gloo":
         raise BadRequest(f"backend must be gloo for the embedded server, got {backend!r}")
-    size = _integer(body, "world_size", 0, 2, None)
+    size = _integer(body, "world_size", 0, 2)
     address = GroupAddress(
         name=_text(body, "group_name"),
         host=_text(body, "master_address"),
@@ -198,15 +201,17 @@ def _with_sampling(
     if not isinstance(params, dict):
         raise BadRequest("sampling_params must be an object")
     _refuse_unknown(params)
-    temperature = _number(params, "temperature", 1.0, 0.0, float("inf"))
+    temperature = _number(params, "temperature", 1.0, 0.0, MOST_TEMPERATURE)
+    greedy = temperature == 0
+    if not greedy and temperature < LEAST_TEMPERATURE:
+        raise BadRequest(f"temperature must be 0 (greedy) or at least {LEAST_TEMPERATURE}, got {temperature}")
     top_p = _number(params, "top_p", 1.0, 0.0, 1.0)
     if top_p == 0:
         raise BadRequest("top_p must be in (0, 1], got 0")
-    top_k = _integer(params, "top_k", -1, -1, None)
+    top_k = _integer(params, "top_k", -1, -1, MOST_TOP_K)
     if top_k == 0:
         raise BadRequest("top_k must be -1 (disable) or at least 1, got 0")
-    greedy = temperature < 1e-6
-    new_tokens = _integer(params, "max_new_tokens", _DEFAULT_NEW_TOKENS, 1, None)
+    new_tokens = _integer(params, "max_new_tokens", _DEFAULT_NEW_TOKENS, 1)
     total = len(prompt) + new_tokens
     if total > limits.context:
         raise BadRequest(
@@ -224,7 +229,7 @@ def _with_sampling(
         top_k=1 if greedy else top_k,
         # As in SGLang, ignore_eos ignores the stop ids of the request too.
         stop_ids=frozenset() if ignore_eos else limits.eos_ids.union(stops),
-        seed=None if params.get("sampling_seed") is None else _integer(params, "sampling_seed", 0, 0, None),
+        seed=None if params.get("sampling_seed") is None else _integer(params, "sampling_seed", 0, 0),
         input_logprobs_from=input_logprobs_from,
     )
 
@@ -265,13 +270,12 @@ def _flag(body: Mapping[str, Any], key: str) -> bool:
     return value
 
 
-def _integer(body: Mapping[str, Any], key: str, default: int, low: int, high: int | None) -> int:
+def _integer(body: Mapping[str, Any], key: str, default: int, low: int, high: int = _LARGEST) -> int:
     value = body.get(key)
     if value is None:
         return default
-    if type(value) is not int or value < low or (high is not None and value > high):
-        bounds = f"at least {low}" if high is None else f"in [{low}, {high}]"
-        raise BadRequest(f"{key} must be an integer {bounds}, got {value!r}")
+    if type(value) is not int or not low <= value <= high:
+        raise BadRequest(f"{key} must be an integer in [{low}, {high}], got {value!r}")
     return value
 
 
