@@ -189,7 +189,8 @@ class VerifierEnded:
         files: what it wrote for Harbor; None where it wrote no verdict.
         tests_whole: its tests were afterwards what they had been before.
         system_whole: so was its system, where it was sealed.
-        logs_whole: no verdict or report in its log folder was written to after it had ended.
+        logs_whole: no verdict or report in its log folder was written to after its end, or is what no script writes.
+        waits_at: a pipe or a device where the agent's work is, at which a verifier that did not end may have waited.
     """
 
     exit_code: int | None
@@ -202,6 +203,7 @@ class VerifierEnded:
     tests_whole: bool = True
     system_whole: bool = True
     logs_whole: bool = True
+    waits_at: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,8 +316,10 @@ def verdict_of(run: VerifierEnded) -> VerifierReport | InfraFault:
         return VerifierReport({}, False, "tests", f"{TAMPERING}: the tests were changed while they ran")
     if not run.system_whole:
         return VerifierReport({}, False, "system", f"{TAMPERING}: the system was changed while the tests ran")
-    if not run.logs_whole and not (stream is not None and stream.assertions):
-        return VerifierReport({}, False, "files", f"{TAMPERING}: the verdict was written to after the verifier's end")
+    if not run.logs_whole:
+        seen = stream if stream is not None and stream.assertions else VerifierReport({}, False, "files")
+        cause = _joined(seen, f"{TAMPERING}: what the verifier wrote is not as it left it")
+        return replace(seen, outcome=False, parse_cause=cause)
     if stream is not None and stream.outcome is not None:
         if stream.outcome and files is not None and files.outcome is None and files.parse_cause:
             return _fault(run, FaultCause.VERIFIER_BOOTSTRAP, f"all assertions passed, but {files.parse_cause}")
@@ -327,15 +331,33 @@ def verdict_of(run: VerifierEnded) -> VerifierReport | InfraFault:
             return files
         line = run.said[sign.start() :].partition("\n")[0].strip()[:200]
         return _fault(run, FaultCause.VERIFIER_BOOTSTRAP, f"the verifier's own set-up failed: {line}")
-    causes = [report.parse_cause for report in (stream, files) if report is not None and report.parse_cause]
+    if stream is not None and stream.assertions:  # what was collected is what the agent's work was run by
+        return replace(stream, outcome=False, parse_cause=_joined(stream, _ending(run)))
+    if run.waits_at is not None:
+        cause = f"{TAMPERING}: {run.waits_at} is a pipe or a device: {_ending(run)}"
+        return VerifierReport({}, False, "files", cause)
+    return _unjudged(run)
+
+
+def _unjudged(run: VerifierEnded) -> InfraFault:
+    """Why there is no verdict."""
+    causes = [report.parse_cause for report in (run.stream, run.files) if report is not None and report.parse_cause]
     cause = "; ".join(causes) or "no verdict was written"
     if run.timed_out:
-        return _fault(run, FaultCause.VERIFIER_TIMEOUT, f"no verdict within {run.timeout_s:g} s ({cause})")
-    if run.oom:
-        return _fault(run, FaultCause.VERIFIER_KILLED, f"{cause}: out of memory")
-    if run.exit_code is not None and run.exit_code - 128 in _SIGNALS:
-        return _fault(run, FaultCause.VERIFIER_KILLED, f"{cause}: {_SIGNALS[run.exit_code - 128]}")
+        return _fault(run, FaultCause.VERIFIER_TIMEOUT, f"{_ending(run)} ({cause})")
+    ending = _ending(run)
+    if ending is not None:
+        return _fault(run, FaultCause.VERIFIER_KILLED, f"{cause}: {ending}")
     return _fault(run, FaultCause.VERIFIER_BOOTSTRAP, cause)
+
+
+def _ending(run: VerifierEnded) -> str | None:
+    """What ended the verifier; None where it ended by itself."""
+    if run.timed_out:
+        return f"no verdict within {run.timeout_s:g} s"
+    if run.oom:
+        return "out of memory"
+    return None if run.exit_code is None else _SIGNALS.get(run.exit_code - 128)
 
 
 def _weighed(stream: VerifierReport, files: VerifierReport | None) -> VerifierReport:

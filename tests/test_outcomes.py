@@ -134,12 +134,14 @@ FAULTY_VERIFIER = {
     ),
     "its report names nothing": (VerifierEnded(0, stream=stream(None, cause="the report names no assertions")), BOOT),
     "it ran out of time": (VerifierEnded(None, timed_out=True, timeout_s=9.0), LATE),
-    "it ran out of time under way": (VerifierEnded(None, timed_out=True, timeout_s=9.0, stream=BROKEN_OFF), LATE),
+    "it ran out of time before it collected": (
+        VerifierEnded(None, timed_out=True, timeout_s=9.0, stream=stream(None, cause="the report breaks off")),
+        LATE,
+    ),
     "it ran out of time and memory": (VerifierEnded(None, timed_out=True, oom=True), LATE),
     "it ran out of memory": (VerifierEnded(137, oom=True), KILLED),
     "a part of it ran out of memory": (VerifierEnded(1, oom=True, said="Killed"), KILLED),
     "it was killed": (VerifierEnded(137), KILLED),
-    "it was killed under way": (VerifierEnded(137, stream=BROKEN_OFF), KILLED),
     "it was terminated": (VerifierEnded(143), KILLED),
     "it crashed": (VerifierEnded(139), KILLED),
 }
@@ -164,6 +166,27 @@ VERDICTS = {
         VerifierEnded(0, stream=BROKEN_OFF, files=wrote(True)),
         False,
         f"{BROKEN_OFF.parse_cause}; {TAMPERED}",
+    ),
+    "out of time, once it had collected": (
+        VerifierEnded(None, timed_out=True, timeout_s=9.0, stream=BROKEN_OFF),
+        False,
+        f"{BROKEN_OFF.parse_cause}; no verdict within 9 s",
+    ),
+    "out of memory, once it had collected": (
+        VerifierEnded(1, oom=True, stream=BROKEN_OFF),
+        False,
+        f"{BROKEN_OFF.parse_cause}; out of memory",
+    ),
+    "killed, once it had collected": (
+        VerifierEnded(137, stream=BROKEN_OFF),
+        False,
+        f"{BROKEN_OFF.parse_cause}; SIGKILL",
+    ),
+    "ended by itself, once it had collected": (VerifierEnded(1, stream=BROKEN_OFF), False, BROKEN_OFF.parse_cause),
+    "out of time, and a pipe where the work is": (
+        VerifierEnded(None, timed_out=True, timeout_s=9.0, waits_at="/app/word"),
+        False,
+        "tampering: /app/word is a pipe or a device: no verdict within 9 s",
     ),
     "a verdict, then killed": (VerifierEnded(137, stream=UNSOLVED), False, None),
     "a verdict, then out of time": (VerifierEnded(None, timed_out=True, files=wrote(True)), True, None),
@@ -193,12 +216,12 @@ VERDICTS = {
     "Harbor's 1 that somebody else may have written": (
         VerifierEnded(0, files=wrote(True), logs_whole=False),
         False,
-        "tampering: the verdict was written to after the verifier's end",
+        "tampering: what the verifier wrote is not as it left it",
     ),
     "both say so, and the file was written to again": (
         VerifierEnded(0, stream=SOLVED, files=wrote(True), logs_whole=False),
-        True,
-        None,
+        False,
+        "tampering: what the verifier wrote is not as it left it",
     ),
     "two files that disagree, and the channel": (
         VerifierEnded(
@@ -276,6 +299,7 @@ runs = st.builds(
     tests_whole=st.booleans(),
     system_whole=st.booleans(),
     logs_whole=st.booleans(),
+    waits_at=st.none() | st.just("/app/word"),
 )
 
 
@@ -283,18 +307,22 @@ runs = st.builds(
 def test_no_pass_without_one_and_no_zero_without_a_verdict(run):
     meaning = classify(run)
     given_verdicts = [report.outcome for report in (run.stream, run.files) if report and report.outcome is not None]
+    collected = run.stream is not None and bool(run.stream.assertions)
     if isinstance(meaning, InfraFault):
         assert run.tests_whole
         assert run.system_whole
+        assert run.logs_whole
+        assert not collected or given_verdicts == [True]
         assert meaning.cause in (BOOT, LATE, KILLED)
         unread = run.files is not None and run.files.outcome is None and run.files.parse_cause
         assert given_verdicts in ([], [False], *([[True]] if unread else []))
         return
     assert meaning.outcome is not None
     whole = run.tests_whole and run.system_whole
-    assert given_verdicts or not (whole and run.logs_whole)
+    assert given_verdicts or collected or run.waits_at or not (whole and run.logs_whole)
     if meaning.outcome:
         assert whole
+        assert run.logs_whole
         assert False not in given_verdicts
 
 

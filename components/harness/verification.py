@@ -39,10 +39,16 @@ shift
 """
 """/logs goes whole, it could be a link of the agent's. A working directory that the agent removed is empty, not absent:
 its assertions then fail, instead of the verifier."""
+FIND_WAITING = """
+PATH=/usr/bin:/bin
+find -L "$1" -xdev \\( -type p -o -type c -o -type b \\) -print -quit
+"""
+"""A pipe or a device at which whoever opens it may wait for ever, also behind a link."""
 START = f'export PYTHONPATH="{TOOLS}${{PYTHONPATH:+:$PYTHONPATH}}"; . {TEST_SCRIPT}'
 """The image, or the task for its verifier, may have a PYTHONPATH of its own. The script is read by this very bash, and
 not by another: what keeps programs from looking into it may hold for the one that was started, and for none it starts.
 """
+TOLD_CHARS = 200
 CONTROL_S = 60.0
 """Deadline of each control-plane call around the tests themselves."""
 MAX_REPORT_BYTES = 4 << 20
@@ -81,7 +87,7 @@ class Verification:
         signs = [sign for sign in cause.split("; ") if sign.startswith(TAMPERING)]
         doubtful = [f"planted {path}" for path in self.left.doubtful]
         return {
-            "tampering": [*self.left.reverted, *doubtful, *self.remains.changed, *_overwritten(self.remains), *signs],
+            "tampering": [*self.left.reverted, *doubtful, *self.remains.changed, *self.remains.late, *signs],
             "left_running": [*self.left.ended, *self.remains.ended],
             "tests_sha256": self.tests_sha256,
         }
@@ -109,8 +115,15 @@ async def verify_result(sandbox: Sandbox, task: TrialTask, *, timeout_s: float, 
             secret=f"{nonce}\n".encode(),
         )
         remains = await view.finish(read_began(result.report.decode("utf-8", "replace"), nonce))
-        seen = await _seen(view, result, nonce, tests, timeout_s)
-        seen = replace(seen, system_whole=not (sealed and remains.changed), logs_whole=not _overwritten(remains))
+        written, spoiled = await _written(view)
+        remains = replace(remains, late=(*filter(_is_judged_by, remains.late), *spoiled))
+        seen = replace(
+            _seen(result, nonce, timeout_s, written),
+            tests_whole=await _is_whole(view, tests),
+            system_whole=not (sealed and remains.changed),
+            logs_whole=not remains.late,
+            waits_at=await _waits_at(view, workdir) if result.timed_out or result.oom else None,
+        )
         return Verification(verdict_of(seen), view.left, remains, _digest(tests))
     finally:
         await dismiss(view)
@@ -143,14 +156,38 @@ async def _is_whole(view: View, tests: Mapping[str, FileEntry]) -> bool:
     return True
 
 
-async def _seen(
-    view: View, result: ExecResult, nonce: str, tests: Mapping[str, FileEntry], timeout_s: float
-) -> VerifierEnded:
+async def _written(view: View) -> tuple[dict[str, bytes], list[str]]:
+    """What is in the log folder to be judged by, and what stands there that no script writes as its verdict."""
+    written: dict[str, bytes] = {}
+    spoiled: list[str] = []
+    for name in (*VERDICT_FILES, *ASSERTION_FILES):
+        try:
+            written[name] = await view.get(f"{LOGS}/{name}", max_bytes=MAX_REPORT_BYTES)
+        except FileNotFoundError:
+            continue
+        except OSError as error:  # a folder, a pipe, too much
+            spoiled += [f"spoiled {LOGS}/{name}: {error.strerror}"] if name in VERDICT_FILES else []
+    return written, spoiled
+
+
+def _is_judged_by(line: str) -> bool:
+    """Whether what outlived the verifier wrote to what that is judged by."""
+    names = (*VERDICT_FILES, *ASSERTION_FILES)
+    return line in (f"replaced {LOGS}", *(f"changed {LOGS}/{name}" for name in names))
+
+
+async def _waits_at(view: View, workdir: str) -> str | None:
+    """A pipe or a device that the agent left where its work is."""
+    command = ["/bin/bash", "--noprofile", "--norc", "-c", FIND_WAITING, "find", workdir]
+    found = await view.exec(command, timeout_s=CONTROL_S, cwd="/", merge_stderr=False)
+    return found.output.decode("utf-8", "backslashreplace").strip()[:TOLD_CHARS] or None
+
+
+def _seen(result: ExecResult, nonce: str, timeout_s: float, written: Mapping[str, bytes]) -> VerifierEnded:
     """What there is to be judged by, once the verifier has ended."""
     said = result.output.decode("utf-8", "replace")
-    stream = _stream(result.report.decode("utf-8", "replace"), said, nonce, whole=not result.truncated)
-    asked = VERDICT_FILES if stream is not None and stream.assertions else (*VERDICT_FILES, *ASSERTION_FILES)
-    written = {name: await _get(view, f"{LOGS}/{name}") for name in asked}
+    stream = _stream(result, said, nonce)
+    heard = stream is not None and bool(stream.assertions)
     return VerifierEnded(
         exit_code=result.exit_code,
         timed_out=result.timed_out,
@@ -158,23 +195,23 @@ async def _seen(
         oom=result.oom,
         said=f"{said}\n{(result.stderr or b'').decode('utf-8', 'replace')}",
         stream=stream,
-        files=read_files({name: data for name, data in written.items() if data is not None}),
-        tests_whole=await _is_whole(view, tests),
+        files=read_files({name: data for name, data in written.items() if name in VERDICT_FILES or not heard}),
     )
 
 
-def _overwritten(remains: Remains) -> list[str]:
-    """What the verifier is judged by and something that outlived it went on to write."""
-    names = {f"changed {LOGS}/{name}" for name in (*VERDICT_FILES, *ASSERTION_FILES)}
-    return [line for line in remains.late if line in names]
+def _stream(result: ExecResult, said: str, nonce: str) -> VerifierReport | None:
+    """What was reported with the nonce: on the channel, or between everything else that was said.
 
-
-def _stream(report: str, said: str, nonce: str, *, whole: bool) -> VerifierReport | None:
-    """What was reported with the nonce: on the channel, or between everything else that was said."""
-    if nonce in said and not whole:
-        return VerifierReport({}, None, "assertions.jsonl", f"the output is longer than {MAX_REPORT_BYTES} bytes")
+    Where a flood has left a hole in it, what was heard is no pass.
+    """
+    report = result.report.decode("utf-8", "replace")
     spoken = f"{report}\n{said}" if nonce in said else report
-    return parse_report(spoken, "assertions.jsonl", nonce=nonce) if nonce in spoken else None
+    heard = parse_report(spoken, "assertions.jsonl", nonce=nonce) if nonce in spoken else None
+    cut = len(result.output) > MAX_REPORT_BYTES  # with a note of what is missing
+    if not (result.report_flooded or (nonce in said and cut)):
+        return heard
+    assertions = {} if heard is None else heard.assertions
+    return VerifierReport(assertions, False, "assertions.jsonl", f"{TAMPERING}: a flood has left a hole in the report")
 
 
 async def _get(view: View, path: str, max_bytes: int = MAX_REPORT_BYTES) -> bytes | None:

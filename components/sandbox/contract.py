@@ -130,6 +130,8 @@ class ExecResult:
     """Whether the kernel killed a process of the box for memory while the command ran."""
     report: bytes = b""
     """What it wrote to `REPORT_FD`, where it was given a secret; nothing when that was more than `REPORT_BYTES`."""
+    report_flooded: bool = False
+    """Whether it was more."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ class Remains:
     Attributes:
         ended: names of programs that still ran.
         changed: "changed /usr/bin/less": files of the system that were changed since then.
-        late: "changed /logs/verifier/reward.txt": what was written to /logs after the last command had ended.
+        late: "changed /logs/verifier/reward.txt": what was written to /logs after the last command had ended; also
+            "replaced /logs/verifier", which is no folder any more.
     """
 
     ended: tuple[str, ...] = ()

@@ -78,7 +78,8 @@ class LocalLife(Life):
             output = out.finish()
             stderr = None if err is None else err.finish()
             said = b"" if report is None else report.finish()
-            if report is not None and report.kept.dropped:  # a report with a hole says what is not so
+            flooded = report is not None and report.kept.dropped > 0
+            if flooded:  # a report with a hole says what is not so
                 said = b""
         kills = self.oom_kills()
         oom, self.oom_seen = kills > self.oom_seen, kills
@@ -86,7 +87,7 @@ class LocalLife(Life):
             return replace(unstarted, oom=oom)
         late = bool(answer["timed_out"])
         dropped = out.kept.dropped + (0 if err is None else err.kept.dropped)
-        return ExecResult(None if late else int(answer["exit"]), output, stderr, late, dropped > 0, oom, said)
+        return ExecResult(None if late else int(answer["exit"]), output, stderr, late, dropped > 0, oom, said, flooded)
 
     async def write(self, packed: bytes) -> None:
         blob = wire.memory_file(packed)

@@ -389,16 +389,52 @@ async def test_a_runner_that_is_ended_as_if_all_were_well_has_not_passed(backend
     require_recorded(done, "tampering: reward.txt says 1")
 
 
-@pytest.mark.nightly
-async def test_a_program_that_hangs_its_verifier_is_a_fault_that_says_how_far_it_came(backend, tmp_path):
-    done = await verified(backend, tmp_path, "pytest", "printf '#!/bin/sh\nsleep 60\n' > prog", timeout_s=10)
-    assert done.ended.cause is FaultCause.VERIFIER_TIMEOUT
-    assert "1 of 3 assertions reported" in done.ended.detail
+@pytest.mark.parametrize("kind", ["own", pytest.param("pytest", marks=pytest.mark.nightly)])
+async def test_a_program_that_hangs_its_verifier_earns_no_more_than_was_seen(backend, tmp_path, kind):
+    hang = "printf '#!/bin/sh\nsleep 60\n' > prog"
+    done = await verified(backend, tmp_path, kind, hang, timeout_s=2 if kind == "own" else 12)
+    assert done.report.outcome is False
+    assert sorted(done.report.assertions.values()) == sorted([PASSED, NOT_RUN, NOT_RUN])
+    assert "1 of 3 assertions reported; no verdict within" in done.report.parse_cause
 
 
-async def test_a_script_that_is_killed_has_no_verdict_and_no_zero(backend, tmp_path):
+async def test_a_program_that_kills_its_verifier_earns_no_more_than_was_seen(backend, tmp_path):
     done = await verified(backend, tmp_path, "own", "printf '#!/bin/sh\nkill -9 $PPID\n' > prog")
-    assert done.ended.cause is FaultCause.VERIFIER_KILLED
+    assert done.report.outcome is False
+    assert dict(done.report.assertions) == {"there": PASSED, "program": NOT_RUN, "word": NOT_RUN}
+    assert done.report.parse_cause == "the report breaks off: 1 of 3 assertions reported; SIGKILL"
+
+
+TIDY = "rm -f word; "
+FILL = "f = open('/logs/x', 'wb')\ntry:\n while 1: f.write(b'x' * 65536)\nexcept OSError: pass"
+UNJUDGED = {
+    "a pipe in the place of work": ("own", f"{TIDY} mkfifo word", 2, None),
+    "a pipe, and a script that says nothing": ("foreign", f"{TIDY} mkfifo word", 2, "tampering: /app/word is a pipe"),
+    "a device, and a script that says nothing": (
+        "foreign", f"{TIDY} ln -s /dev/zero word", 2, "tampering: /app/word is a pipe"),
+    "a verdict of 5 MB": (
+        "foreign", program("open('/logs/verifier/reward.txt', 'w').write('0' * (5 << 20))\nimport os, signal\n"
+                           "os.kill(os.getppid(), signal.SIGKILL)"), 20, "spoiled /logs/verifier/reward.txt"),
+    "a verdict that is a folder": (
+        "foreign", program("import os\np = '/logs/verifier/reward.txt'\nos.remove(p)\nos.mkdir(p)"), 20,
+        "spoiled /logs/verifier/reward.txt"),
+    "a log folder that is a file": (
+        "foreign", program("import shutil; shutil.rmtree('/logs/verifier'); open('/logs/verifier', 'w')"), 20,
+        "replaced /logs/verifier"),
+    "a flood on the channel": (
+        "own", program("import os\nfor _ in range(144): os.write(3, b'x' * 65536)"), 20, "tampering: a flood"),
+    "a full disk": ("own", program(FILL), 20, None),
+    "a working folder that is a link": ("own", "cd /; rm -rf /app; ln -s /tmp /app", 20, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNJUDGED)
+async def test_whoever_keeps_the_verifier_from_its_verdict_is_judged_all_the_same(backend, tmp_path, name):
+    kind, attack, timeout_s, sign = UNJUDGED[name]
+    work = "echo fig > word" if kind == "foreign" else "true"
+    done = await verified(backend, tmp_path, kind, work, attack, timeout_s=timeout_s)
+    assert done.report.outcome is False
+    assert sign is None or any(line.startswith(sign) for line in done.facts()["tampering"]), done.facts()
 
 
 @pytest.mark.parametrize("link", [False, True])

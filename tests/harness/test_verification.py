@@ -53,15 +53,12 @@ async def test_assertions_are_read_from_the_verifiers_own_channel(backend, tmp_p
     assert half.assertions == {"made": AssertionOutcome.PASSED, "right": AssertionOutcome.FAILED}
 
 
-async def test_output_that_hides_a_part_of_a_report_is_no_verdict_and_beside_the_channel_does_no_harm(
-    backend, tmp_path
-):
+async def test_output_that_hides_a_part_of_a_report_is_no_pass_and_beside_the_channel_does_no_harm(backend, tmp_path):
+    # It was a fault: a program under test that says enough could choose not to be graded.
     flood = "head -c 5000000 /dev/zero | tr '\\0' x"
-    with pytest.raises(InfraFault, match="the output is longer than") as raised:
-        await graded(
-            backend, task(tmp_path, OWN.replace("say '\"finished\":true'", f"{flood}; say '\"finished\":true'"))
-        )
-    assert raised.value.cause is FaultCause.VERIFIER_BOOTSTRAP
+    flooded = task(tmp_path, OWN.replace("say '\"finished\":true'", f"{flood}; say '\"finished\":true'"))
+    report = await graded(backend, flooded, "echo fig > word")
+    assert (report.outcome, report.parse_cause) == (False, "tampering: a flood has left a hole in the report")
     on_channel = OWN.replace('"$nonce" "$1"; }', '"$nonce" "$1" >&3; }')
     (tmp_path / "tests" / "test.sh").write_text(f"{on_channel}\n{flood}")
     report = await graded(backend, PlainTask(tmp_path / "tests", SPEC), "echo fig > word")
@@ -95,7 +92,6 @@ async def test_a_working_directory_that_is_gone_fails_its_assertions(backend, tm
         ("echo nan > /logs/verifier/reward.txt", FaultCause.VERIFIER_BOOTSTRAP),
         ("echo > /logs/verifier/reward.txt", FaultCause.VERIFIER_BOOTSTRAP),
         ("uvx pytest; echo 0 > /logs/verifier/reward.txt", FaultCause.VERIFIER_BOOTSTRAP),
-        (OWN.replace("say '\"finished\":true'", "sleep 60"), FaultCause.VERIFIER_TIMEOUT),
     ],
 )
 async def test_a_missing_verdict_is_a_fault_and_never_a_zero(backend, tmp_path, script, cause):
@@ -103,6 +99,14 @@ async def test_a_missing_verdict_is_a_fault_and_never_a_zero(backend, tmp_path, 
     with pytest.raises(InfraFault) as raised:
         await graded(backend, task(tmp_path, script), timeout_s=timeout_s)
     assert raised.value.cause is cause
+
+
+async def test_a_verifier_that_is_cut_off_once_it_has_collected_is_a_zero_that_says_what_it_saw(backend, tmp_path):
+    # It was a fault, so an agent whose work is wrong could leave the denominator by a program or a pipe that hangs.
+    hanging = task(tmp_path, OWN.replace("say '\"finished\":true'", "sleep 60"))
+    report = await graded(backend, hanging, "echo fig > word", timeout_s=2.0)
+    assert (report.outcome, set(report.assertions.values())) == (False, {AssertionOutcome.PASSED})
+    assert report.parse_cause == "the report breaks off: 2 of 2 assertions reported; no verdict within 2 s"
 
 
 async def test_the_verifier_has_the_variables_that_its_task_names(backend, tmp_path):

@@ -97,10 +97,11 @@ class DockerLife(Life):
             at += size
         late = bool(answer["timed_out"])
         oom, self.oom_seen = answer["oom_kills"] > self.oom_seen, answer["oom_kills"]
-        report = b"" if dropped.pop(REPORT_FD, 0) else said.get(REPORT_FD, b"")  # one with a hole says what is not so
+        flooded = dropped.pop(REPORT_FD, 0) > 0
+        report = b"" if flooded else said.get(REPORT_FD, b"")  # one with a hole says what is not so
         code = None if late else int(answer["exit"])
         stderr = None if command.merge_stderr else said[2]
-        return ExecResult(code, said[1], stderr, late, any(dropped.values()), oom, report)
+        return ExecResult(code, said[1], stderr, late, any(dropped.values()), oom, report, flooded)
 
     async def write(self, packed: bytes) -> None:
         await self.stream.request({"op": "put"}, packed, timeout_s=OPERATION_S)

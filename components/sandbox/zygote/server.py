@@ -29,7 +29,7 @@ OOM_PREFERENCE = "500"
 CHUNK = 1 << 20
 END_PATIENCE_S = 5.0
 MARK = "LONGSHELL_EXEC"
-LOGS = "logs"
+LOGS, LOG_FOLDER = "logs", "/logs/verifier"
 LATE_S = 0.02
 """What still runs has so long to show that it writes what its command had written: some ticks of the files' clock."""
 
@@ -323,6 +323,8 @@ class Server:
         doubtful = [path for path in changes.at_home(self._place.prefix) if self._is_own(path)]
         said = {"ended": changes.told(iter(left)), "changed": changed, "doubtful": doubtful}
         late = changes.told(changes.since(last_end, self._place.prefix, {}, watched))
+        if watched and not _is_folder(self._path(LOG_FOLDER)):
+            late.insert(0, f"replaced {LOG_FOLDER}")
         self._reply({"id": body["id"], **said, "since": self._changed_since(body), "late": late})
 
     def _changed_since(self, body: wire.Body) -> list[str]:
@@ -333,6 +335,10 @@ class Server:
 
     def _is_own(self, path: str) -> bool:
         return path not in self._before or changes.is_in(self._place.handles.root, path)
+
+
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def find_program(name: str, search: str) -> str:
