@@ -58,6 +58,7 @@ PASSWD = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexist
 BASE, WITH_PYTHON = "debian:12", "longshell-test/python:1"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 READY_S = 30.0
+CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
 START = """
 ip link set lo up 2>/dev/null
 exec dockerd --data-root "$0/data" --exec-root "$1" --pidfile "$0/pid" -H "unix://$0/docker.sock" \\
@@ -129,15 +130,15 @@ class Engine:
         return self._wrapper.pid
 
     def kill(self) -> None:
-        """SIGKILL for the engine and, with its pid namespace, for all that it runs."""
+        """SIGKILL for the engine and, with its pid namespace, for all that it runs.
+
+        Its containerd would remove the control groups when it is back. It does not come back, since `start` begins with
+        a runtime folder of its own, as after a reboot, which leaves no groups either.
+        """
         if self._wrapper is not None:
             wrapper, self._wrapper = self._wrapper, None
             wrapper.kill()
             wrapper.wait()
-
-    def remove(self) -> None:
-        """Leave nothing."""
-        self.kill()
         deadline = time.monotonic() + READY_S
         while self._groups() and time.monotonic() < deadline:
             for group in self._groups():
@@ -145,7 +146,15 @@ class Engine:
                     group.rmdir()
                 except OSError:
                     time.sleep(0.02)
+
+    def remove(self) -> None:
+        """Leave nothing."""
+        self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def containers_groups(self) -> list[Path]:
+        """Control groups that containers have, or have left."""
+        return [group for group in self._groups() if CONTAINER_ID.fullmatch(group.name)]
 
     def _groups(self) -> list[Path]:
         found = []

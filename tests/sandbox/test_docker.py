@@ -238,4 +238,5 @@ async def test_a_killed_engine_is_a_fault_and_after_its_return_nothing_is_left(t
         client = docker.APIClient(base_url=engine.host)
         assert client.containers(all=True) == []
         assert not client.volumes()["Volumes"]
+        assert engine.containers_groups() == []
         client.close()
