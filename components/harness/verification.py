@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -103,7 +103,8 @@ async def verify_result(sandbox: Sandbox, task: TrialTask, *, timeout_s: float, 
     view = await sandbox.fork_view()
     try:
         sealed = not (view.networked or task.verifier_installs)
-        await _lay_out(view, tests, workdir, sealed=sealed)
+        left = replace(view.left, doubtful=tuple(path for path in view.left.doubtful if not _is_asked_for(task, path)))
+        await _lay_out(view, tests, (workdir, *left.doubtful), sealed=sealed)
         nonce = secrets.token_hex(16)
         result = await view.exec(
             [view.shell, "--noprofile", "--norc", "-c", START, TEST_SCRIPT],
@@ -124,15 +125,23 @@ async def verify_result(sandbox: Sandbox, task: TrialTask, *, timeout_s: float, 
             logs_whole=not remains.late,
             waits_at=await _waits_at(view, workdir) if result.timed_out or result.oom else None,
         )
-        return Verification(verdict_of(seen), view.left, remains, _digest(tests))
+        return Verification(verdict_of(seen), left, remains, _digest(tests))
     finally:
         await dismiss(view)
 
 
-async def _lay_out(view: View, tests: Mapping[str, FileEntry], workdir: str, *, sealed: bool) -> None:
-    """Makes /tests and /logs/verifier anew: whatever stands there was not put there by us."""
+def _is_asked_for(task: TrialTask, path: str) -> bool:
+    """Whether a file in the home folder is what the task wants: its instruction names it by its place there."""
+    return path.split("/", 2)[2] in task.instruction
+
+
+async def _lay_out(view: View, tests: Mapping[str, FileEntry], places: Sequence[str], *, sealed: bool) -> None:
+    """Makes /tests and /logs/verifier anew: whatever stands there was not put there by us.
+
+    `places` are the working folder, which is made where it is not there, and what is removed.
+    """
     prepared = await view.exec(
-        ["/bin/bash", "--noprofile", "--norc", "-c", LAY_OUT, "lay-out", workdir, *view.left.doubtful],
+        ["/bin/bash", "--noprofile", "--norc", "-c", LAY_OUT, "lay-out", *places],
         timeout_s=CONTROL_S,
         cwd="/",
     )

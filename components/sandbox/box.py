@@ -34,8 +34,17 @@ BASE_ENVIRONMENT = {
     "HOME": "/root",
     "LANG": "C.UTF-8",
 }
-VIEW_ENVIRONMENT = {"PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-"""In a view /root is the agent's: Python must not load what it left in its user site."""
+VIEW_ENVIRONMENT = {
+    "PYTHONNOUSERSITE": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PIP_CACHE_DIR": "/run/pip",
+    "UV_CACHE_DIR": "/run/uv/cache",
+    "UV_PYTHON_INSTALL_DIR": "/run/uv/python",
+    "UV_TOOL_DIR": "/run/uv/tools",
+    "npm_config_cache": "/run/npm",
+}
+"""In a view /root is the agent's: Python must not load what it left in its user site, nor tools that install what a
+verifier runs what it left of their caches and Pythons. /run is a new box's."""
 SHELL = ("bash", "--norc", "--noprofile")
 UNSHOWN = ("--noediting",)
 """A line editor would show what it edits."""

@@ -87,7 +87,14 @@ uvx -p 3.13 -w pytest==8.4.1 pytest /tests/test_outputs.py -rA
 if [ $? -eq 0 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
 """
 BUILD = PYTEST.replace("python3", "./prog; mkdir -p /usr/local/made; python3", 1)
+TOOLS_AT_HOME = (".cargo/bin/uv", ".cargo/config.toml", ".config/go/env", ".m2/settings.xml", ".npmrc")
+AT_HOME = f"""#!/bin/bash
+cd ~; for file in {" ".join(TOOLS_AT_HOME)} .gitconfig .cache/uv/evil; do [ -e $file ] && echo $file; done > /logs/seen
+case $UV_CACHE_DIR$UV_PYTHON_INSTALL_DIR$UV_TOOL_DIR$PIP_CACHE_DIR$npm_config_cache in *root*) echo caches;; esac
+if [ "$(cat /logs/seen)" = "$(cat /app/expected)" ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
 SCRIPTS = {
+    "home": (PLAIN, AT_HOME),
     "own": (PLAIN, OWN),
     "foreign": (PLAIN, FOREIGN),
     "pytest": (PYTHON, PYTEST),
@@ -445,3 +452,14 @@ async def test_a_home_that_was_prepared_for_a_verifier_s_set_up_is_not_its_home(
     done = await verified(backend, tmp_path, "public", plant + moved)
     assert done.ended.cause is FaultCause.VERIFIER_BOOTSTRAP
     require_recorded(done, "planted /root/.local/bin/env")
+
+
+async def test_what_tools_load_out_of_the_home_folder_is_not_the_agent_s_unless_it_was_asked_for(backend, tmp_path):
+    plant = (
+        f"cd ~; for file in {' '.join(TOOLS_AT_HOME)} .gitconfig .cache/uv/evil; do mkdir -p $(dirname $file); "
+        "echo x > $file; done; printf '.npmrc\n.gitconfig\n.cache/uv/evil\n' > /app/expected"
+    )
+    done = await verified(backend, tmp_path, "home", plant, instruction="Put your registry into ~/.npmrc.\n")
+    assert done.report.outcome is True
+    told = [f"planted /root/{name}" for name in TOOLS_AT_HOME if name != ".npmrc"]
+    assert sorted(done.facts()["tampering"]) == told

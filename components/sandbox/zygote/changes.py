@@ -30,10 +30,13 @@ RECORDS = ("var/lib/dpkg", "var/lib/apt", "var/cache/apt")
 """Below other folders, what an image's package manager knows of /usr and /etc: pristine as these are."""
 HOME = "root"
 AT_HOME = (
-    ".cargo/env", ".config/pip", ".config/uv", ".curlrc", ".local/bin/env", ".local/bin/uv", ".local/bin/uvx", ".pip",
-    ".pydistutils.cfg", ".wgetrc",
+    ".cargo/bin/uv", ".cargo/bin/uvx", ".cargo/config", ".cargo/config.toml", ".cargo/env", ".config/go/env",
+    ".config/pip", ".config/uv", ".curlrc", ".local/bin/env", ".local/bin/uv", ".local/bin/uvx", ".m2/settings.xml",
+    ".npmrc", ".pip", ".pydistutils.cfg", ".wgetrc",
 )  # fmt: skip
-"""What the set-up of public verifiers loads or runs out of the home folder, which is otherwise the agent's to fill."""
+"""What the set-up of public verifiers, and the tools that they run, load or run out of the home folder, which is
+otherwise the agent's to fill. Git's settings are not among them: agents set their names there, and whoever runs git in
+the agent's repository obeys that anyway."""
 CACHED = re.compile(r"/__pycache__/(?:[^/]+\.pyc(?:\.\d+)?)?$")
 """What a Python of root's leaves of every module it loads. It is reverted like the rest, but says nothing of intent."""
 
