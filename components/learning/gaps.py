@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from components.config import CorrectionsConfig
+from components.errors import RecordError
 from components.ppo import (
     icepop_weights,
     logprob_gap,
@@ -34,9 +35,14 @@ def gap_metrics(
 
     `gap/<series>_<term>` for the three series; k3, the share beyond ln 2 and the effective sample size of `total` are
     named without its name. A trial is a mean over its own tokens, however many chunks they came in.
+
+    Raises:
+        RecordError: no token of the batch was sampled.
     """
     trials = {trial: row for row, trial in enumerate(dict.fromkeys(sample.trial_id for sample in samples))}
     mask = np.concatenate([sample.loss_mask for sample in samples])
+    if not mask.any():
+        raise RecordError("the batch has no trainable token")
     trial_ids = np.concatenate([np.full(len(sample.tokens), trials[sample.trial_id]) for sample in samples])
     sampler = np.concatenate([sample.logprobs for sample in samples])
     before, now = np.concatenate(behaviour), np.concatenate(current)

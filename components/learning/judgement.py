@@ -99,5 +99,7 @@ def _trials(
 
 
 def _spread(gain: Tensor, mask: Tensor) -> dict[str, float]:
+    """Of a single token there is no deviation."""
     chosen = gain[mask]
-    return {"ppo/adv_mean": chosen.mean().item(), "ppo/adv_std": chosen.std().item()}
+    spread = {"ppo/adv_std": chosen.std().item()} if len(chosen) > 1 else {}
+    return {"ppo/adv_mean": chosen.mean().item()} | spread

@@ -10,11 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from components.ppo.groups import SAME
+
 
 def explained_variance(returns: Tensor, values: Tensor, mask: Tensor, group: dist.ProcessGroup | None = None) -> float:
     """1 - Var[R - V] / Var[R] over the loss region, over all ranks of `group` when one is given.
 
-    NaN when it is undefined: no token, or returns that do not vary.
+    NaN when it is undefined: no token, or returns that do not vary beyond rounding (`SAME`).
     """
     chosen = mask.bool()
     target = returns[chosen].detach().double()
@@ -28,7 +30,9 @@ def explained_variance(returns: Tensor, values: Tensor, mask: Tensor, group: dis
         dist.all_gather(ranks, own, group=group)
     table = torch.stack(ranks)
     total, unexplained = _merge(table[:, 0], table[:, 1:3]), _merge(table[:, 0], table[:, 3:5])
-    return 1 - unexplained / total if total > 0 else float("nan")
+    mean = float((table[:, 0] * table[:, 1]).sum() / table[:, 0].sum().clamp(min=1))
+    rounding = float(table[:, 0].sum()) * (SAME * mean) ** 2
+    return 1 - unexplained / total if total > rounding else float("nan")
 
 
 def _centred(x: Tensor) -> tuple[Tensor, Tensor]:
