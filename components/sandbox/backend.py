@@ -12,7 +12,6 @@ import hashlib
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -36,7 +35,7 @@ from components.sandbox.image import steps_digest
 from components.sandbox.local_box import LocalBox, LocalLife, save
 from components.sandbox.proxy import BoxProxy
 from components.sandbox.store import BASE, SAVED, ImageStore, Stack
-from components.sandbox.zygote import cgroups, wire
+from components.sandbox.zygote import cgroups, trees, wire
 
 log = logging.getLogger(__name__)
 
@@ -466,7 +465,7 @@ class ZygoteBackend:
             except subprocess.TimeoutExpired:
                 process.kill()
                 await asyncio.to_thread(process.wait)
-        shutil.rmtree(self._state_dir / "boxes" / self.lease, ignore_errors=True)
+        trees.remove(self._state_dir / "boxes" / self.lease)
         if await asyncio.to_thread(leases.remove_groups, self.lease):  # a killed zygote leaves them
             (self._state_dir / "leases" / f"{self.lease}.json").unlink(missing_ok=True)
 

@@ -14,7 +14,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import signal
 import threading
 import time
@@ -23,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from components.sandbox.zygote import cgroups
+from components.sandbox.zygote import cgroups, trees
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -107,7 +106,7 @@ def sweep(folder: Path, boxes: Path) -> list[str]:
         if not is_orphan(owner, observer, silent_s):
             continue
         if remove_groups(path.stem):
-            shutil.rmtree(boxes / path.stem, ignore_errors=True)
+            trees.remove(boxes / path.stem)
             path.unlink(missing_ok=True)
             swept.append(path.stem)
     for lease in _ownerless_groups(observer):  # of leases that were lost with their folder

@@ -18,7 +18,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 import stat
 import tempfile
 import time
@@ -28,7 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from components.sandbox.zygote import kernel
+from components.sandbox.zygote import kernel, trees
 
 BASE_SYSTEMS = ("usr", "etc")
 TOP_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -40,7 +39,6 @@ RECENT_S = 600.0
 """A layer that was asked for so lately is not collected: whoever asked may not have laid a box over it yet."""
 SAVED, BASE = "snapshot-", "base-"
 """How layers begin that were saved, and those that only these need: they are kept until they are forgotten."""
-COPY_BYTES = 1 << 24
 PRIVATE = 0o700
 KEPT_ATTRIBUTES = ("overlay.opaque", "overlay.redirect")
 
@@ -167,7 +165,7 @@ class ImageStore:
             elif place.is_dir():
                 systems.append(name)
         place = self._base(key)
-        shutil.rmtree(place, ignore_errors=True)  # of one who was killed before it had a name
+        trees.remove(place)  # of one who was killed before it had a name
         place.mkdir(mode=0o755)
         root.rename(place / "root")
         _sync(place)
@@ -283,20 +281,20 @@ class ImageStore:
             OSError: the disk is full, above all.
         """
         place, part = self._layer(key), self._layer(f".{key}")
-        shutil.rmtree(part, ignore_errors=True)
+        trees.remove(part)
         part.mkdir(mode=0o755)
         try:
             systems = BASE_SYSTEMS if below.base is None else below.base.systems
             for name in (*systems, "root"):
                 (part / name).mkdir(mode=0o755)
             for name, descriptor in folders.items():
-                _Copy(shift).folder(descriptor, part / name)
+                _copy_upper(descriptor, part / name, part / "linked", shift)
             base = None if below.base is None else below.base.key
             _write_json(part / "layer.json", {"base": base, "layers": list(below.layers), "bytes": _room(part)})
             _sync(part)
             part.rename(place)
         except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
+            trees.remove(part)
             raise
         return Stack(below.base, (key, *below.layers))
 
@@ -317,7 +315,7 @@ class ImageStore:
             place.rename(part)
         except FileNotFoundError:
             return
-        shutil.rmtree(part, ignore_errors=True)
+        trees.remove(part)
 
     def collect(self) -> list[str]:
         """Remove built layers, the longest unused first, until the others fit, and bases without a name; their keys.
@@ -342,7 +340,7 @@ class ImageStore:
         with self.naming():
             moved = [base.key for base in self.bases() if not base.names and self._set_aside(base.key)]
         for key in moved:
-            shutil.rmtree(self._base(f".{key}"), ignore_errors=True)
+            trees.remove(self._base(f".{key}"))
         return moved
 
     def _set_aside(self, key: str) -> bool:
@@ -405,11 +403,11 @@ class ImageStore:
             lock = self._try_making(key)
             if lock is not None:
                 if part.exists():
-                    shutil.rmtree(part, ignore_errors=True)
+                    trees.remove(part)
                     swept.append(key)
                 self._made(key, lock)
         for part in sorted((self.folder / "bases").glob(".*")):
-            shutil.rmtree(part, ignore_errors=True)
+            trees.remove(part)
             swept.append(part.name[1:])
         for left in sorted((self.folder / "locks").iterdir()):
             lock = self._try_making(left.name)
@@ -425,98 +423,90 @@ class ImageStore:
                 continue
             try:
                 if time.time() - os.fstat(held).st_mtime > YOUNG_S and _try_lock(held):
-                    shutil.rmtree(place, ignore_errors=True)
+                    trees.remove(place)
                     yield place.name
             finally:
                 os.close(held)
 
 
+def _copy_upper(source: int, target: Path, pool: Path, shift: int | None) -> None:
+    """A folder's attributes and everything in it. `target` exists; nothing in the source is followed.
+
+    Files of several names have one in `pool` meanwhile, which is no longer than any other.
+    """
+    pool.mkdir(mode=PRIVATE)
+    place, linked = os.open(target, trees.FOLDER), os.open(pool, trees.FOLDER)
+    try:
+        copier = _Copy(shift, linked)
+        trees.copy(source, place, copier.leaf, copier.finish)
+    finally:
+        os.close(place)
+        os.close(linked)
+    trees.remove(pool)
+
+
 class _Copy:
     """Copies one upper folder of an overlay: whiteouts, marks, links and owners with it, sockets without."""
 
-    def __init__(self, shift: int | None) -> None:
+    def __init__(self, shift: int | None, pool: int) -> None:
         self._shift = shift
-        self._linked: dict[int, Path] = {}
+        self._linked: set[int] = set()
+        self._pool = pool
 
-    def folder(self, source: int, target: Path) -> None:
-        """A folder's attributes and everything in it. `target` exists; nothing in the source is followed."""
-        with os.scandir(source) as found:
-            names = [entry.name for entry in found]
-        for name in names:
-            info = os.stat(name, dir_fd=source, follow_symlinks=False)
-            place = target / name
-            if stat.S_ISDIR(info.st_mode):
-                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=source)
-                try:
-                    place.mkdir(mode=0o700)
-                    self.folder(inner, place)
-                finally:
-                    os.close(inner)
-            elif not stat.S_ISSOCK(info.st_mode):
-                self._leaf(source, name, info, place)
-        _copy_attributes(source, target)
-        self._finish(os.fstat(source), target)
-
-    def _leaf(self, source: int, name: str, info: os.stat_result, place: Path) -> None:
+    def leaf(self, source: int, name: str, info: os.stat_result, target: int) -> None:
+        if stat.S_ISSOCK(info.st_mode):
+            return
         if info.st_nlink > 1 and info.st_ino in self._linked:
-            os.link(self._linked[info.st_ino], place, follow_symlinks=False)
+            os.link(str(info.st_ino), name, src_dir_fd=self._pool, dst_dir_fd=target, follow_symlinks=False)
             return
         if stat.S_ISLNK(info.st_mode):
-            os.symlink(os.readlink(name, dir_fd=source), place)
+            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
         elif stat.S_ISREG(info.st_mode):
-            inner = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=source)
-            try:
-                _copy_bytes(inner, place)
-                _copy_attributes(inner, place)
-            finally:
-                os.close(inner)
+            self._file(source, name, target)
         else:  # a fifo, or the device 0:0 that hides a name of the layers below
-            os.mknod(place, stat.S_IFMT(info.st_mode) | 0o600, info.st_rdev)
-        self._finish(info, place)
-        if info.st_nlink > 1:
-            self._linked[info.st_ino] = place
-
-    def _finish(self, info: os.stat_result, place: Path) -> None:
+            os.mknod(name, stat.S_IFMT(info.st_mode) | 0o600, info.st_rdev, dir_fd=target)
         if os.geteuid() == 0:
-            shift = self._shift or 0
-            owners = [max(0, owner - shift) for owner in (info.st_uid, info.st_gid)]  # the kernel's own have no shift
-            os.chown(place, *owners, follow_symlinks=False)
+            os.chown(name, *self._owners(info), dir_fd=target, follow_symlinks=False)
         if not stat.S_ISLNK(info.st_mode):
-            os.chmod(place, stat.S_IMODE(info.st_mode))
-        os.utime(place, ns=(info.st_atime_ns, info.st_mtime_ns), follow_symlinks=False)
+            os.chmod(name, stat.S_IMODE(info.st_mode), dir_fd=target)
+        os.utime(name, ns=(info.st_atime_ns, info.st_mtime_ns), dir_fd=target, follow_symlinks=False)
+        if info.st_nlink > 1:
+            self._linked.add(info.st_ino)
+            os.link(name, str(info.st_ino), src_dir_fd=target, dst_dir_fd=self._pool, follow_symlinks=False)
+
+    @staticmethod
+    def _file(source: int, name: str, target: int) -> None:
+        old = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=source)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            new = os.open(name, flags, 0o600, dir_fd=target)
+            try:
+                trees.copy_bytes(old, new)
+                _copy_attributes(old, new)
+            finally:
+                os.close(new)
+        finally:
+            os.close(old)
+
+    def finish(self, source: int, target: int) -> None:
+        info = os.fstat(source)
+        _copy_attributes(source, target)
+        if os.geteuid() == 0:
+            os.chown(target, *self._owners(info))
+        os.chmod(target, stat.S_IMODE(info.st_mode))
+        os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+    def _owners(self, info: os.stat_result) -> tuple[int, int]:
+        shift = self._shift or 0
+        return max(0, info.st_uid - shift), max(0, info.st_gid - shift)  # the kernel's own have no shift
 
 
-def _copy_bytes(source: int, place: Path) -> None:
-    """What was written of a file. Its holes stay holes: a box's disk, which limits it, does not count them."""
-    target = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        size = os.fstat(source).st_size
-        end = 0
-        while (start := _next_data(source, end)) is not None:
-            end = os.lseek(source, start, os.SEEK_HOLE)
-            os.lseek(target, start, os.SEEK_SET)
-            while start < end and (sent := os.sendfile(target, source, start, min(COPY_BYTES, end - start))):
-                start += sent
-        os.ftruncate(target, size)
-    finally:
-        os.close(target)
-
-
-def _next_data(source: int, at: int) -> int | None:
-    try:
-        return os.lseek(source, at, os.SEEK_DATA)
-    except OSError as error:
-        if error.errno != errno.ENXIO:  # nothing but a hole, up to the end
-            raise
-        return None
-
-
-def _copy_attributes(source: int, place: Path) -> None:
+def _copy_attributes(source: int, target: int) -> None:
     """The overlay's own marks, and what programs keep beside their files."""
     for name in os.listxattr(source):
         space, _, rest = name.partition(".")
         if rest in KEPT_ATTRIBUTES or (space == "user" and not rest.startswith("overlay.")):
-            os.setxattr(place, name, os.getxattr(source, name), follow_symlinks=False)
+            os.setxattr(target, name, os.getxattr(source, name))
 
 
 def _lies_over(base: str, layer: Path) -> bool:
@@ -528,11 +518,11 @@ def _lies_over(base: str, layer: Path) -> bool:
 
 def _room(folder: Path) -> int:
     """Bytes that a folder's content takes on disk."""
-    return sum(
-        os.lstat(os.path.join(place, name)).st_blocks * 512
-        for place, folders, files in os.walk(folder)
-        for name in (*folders, *files)
-    )
+    root = os.open(folder, trees.FOLDER)
+    try:
+        return sum(info.st_blocks * 512 for info in trees.everything(root))
+    finally:
+        os.close(root)
 
 
 def _stands_at(descriptor: int, path: Path) -> bool:

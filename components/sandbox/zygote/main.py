@@ -12,15 +12,14 @@ import gc
 import os
 import platform
 import select
-import shutil
 import signal
 import socket
+import stat
 import sys
 import traceback
-from collections.abc import Callable
 from typing import NamedTuple
 
-from . import build, cgroups, changes, kernel, processes, seccomp, server, userland, wire
+from . import build, cgroups, changes, kernel, processes, seccomp, server, trees, userland, wire
 
 WATCH_MS = 1000
 INODES_PER_MIB = 256
@@ -247,11 +246,10 @@ class Zygote:
         """A box without isolation: a folder, and a server that runs commands in it."""
         folder = f"{self._settings.staging}/{name}"
         if body["over"] is not None:
-            source = self._boxes[body["over"]].folder
-            shutil.copytree(source, folder, symlinks=True, ignore=_ignore_pristine(source))
+            _copy_folder(self._boxes[body["over"]].folder, folder, frozenset({*changes.PRISTINE, *changes.HIDDEN}))
         elif body["image"]["layers"]:  # the uppermost: a folder that was saved whole
             layer = body["image"]["layers"][0]
-            shutil.copytree(f"{self._settings.images}/{layer}/root", folder, symlinks=True, dirs_exist_ok=True)
+            _copy_folder(f"{self._settings.images}/{layer}/root", folder, frozenset())
         for inner in ("root", "tmp", "app"):
             os.makedirs(f"{folder}/{inner}", exist_ok=True)
         pid = os.fork()
@@ -308,7 +306,7 @@ class Zygote:
         kills = self._oom_kills(name)
         self._busy_groups += cgroups.remove(box.groups)
         if box.folder:
-            shutil.rmtree(box.folder, ignore_errors=True)
+            trees.remove(box.folder)
         self._tell({"gone": name, "exit": code, "oom_kills": kills})
 
     def _oom_kills(self, name: str) -> int:
@@ -331,10 +329,41 @@ class Zygote:
             cgroups.remove(self._lease_groups.groups(self._settings.lease))
 
 
-def _ignore_pristine(root: str) -> Callable[[str, list[str]], list[str]]:
-    """For copytree: the top-level folders that a view shows empty, and the names it does not show."""
-    kept_back = {*changes.PRISTINE, *changes.HIDDEN}
-    return lambda folder, names: [name for name in names if folder == root and name in kept_back]
+def _copy_folder(source: str, target: str, without: frozenset[str]) -> None:
+    """A box's folder for another one, but for names at its top that a view does not show."""
+    os.mkdir(target)
+    inner = os.open(source, trees.FOLDER)
+    try:
+        outer = os.open(target, trees.FOLDER)
+        try:
+            trees.copy(inner, outer, _copy_leaf, _copy_mode, without)
+        finally:
+            os.close(outer)
+    finally:
+        os.close(inner)
+
+
+def _copy_leaf(source: int, name: str, info: os.stat_result, target: int) -> None:
+    """Files, links and pipes."""
+    if stat.S_ISLNK(info.st_mode):
+        os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
+    elif stat.S_ISFIFO(info.st_mode):
+        os.mkfifo(name, stat.S_IMODE(info.st_mode), dir_fd=target)
+    elif stat.S_ISREG(info.st_mode):
+        old = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=source)
+        new = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target)
+        try:
+            trees.copy_bytes(old, new)
+            _copy_mode(old, new)
+        finally:
+            os.close(old)
+            os.close(new)
+
+
+def _copy_mode(source: int, target: int) -> None:
+    info = os.fstat(source)
+    os.chmod(target, stat.S_IMODE(info.st_mode))
+    os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))
 
 
 def main(control_fd: int) -> None:
