@@ -20,11 +20,10 @@ from tests.documents import claims, missing_tests
 
 SOURCES = ("components", "tasks", "flows")
 UNPICKLED = {
-    "components/sandbox/host/wire.py",
     "components/trainer/ranks/wire.py",
     "components/trainer/ranks/__main__.py",
 }
-"""Between processes of one user: a socket pair, a socket in a folder that is its user's alone, or behind a token."""
+"""Between processes of one user, over a socket pair."""
 UNPACKED = {"components/sandbox/zygote/transfer.py"}
 """It unpacks within a box what the same box's like has packed. Elsewhere `components.sandbox.unpack` does."""
 OPENED = {"components/sandbox/docker/tools.py", "components/sandbox/zygote/transfer.py"}

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from components.config import SandboxConfig
 from components.errors import InfraFault
-from components.sandbox.host import HostBackend, Hosts, claim, open_place, required
+from components.sandbox.host import HostBackend, Hosts, claim, open_place, required, wire
 from components.sandbox.host.placement import Placement
 from tests.sandbox.conftest import SMALL
 from tests.sandbox.test_host import end_of, hosts
@@ -114,8 +114,8 @@ async def test_who_does_not_know_the_token_is_not_heard(state_dir: Path) -> None
     place = await open_place(folder, machine="127.0.0.1")
     address = await place.start(SandboxConfig(), folder, 60)
     reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
-    writer.write(b"0" * len(address.token))
-    assert await reader.read() == b""
+    writer.write(bytes(wire.NONCE_BYTES + wire.PROOF_BYTES) + wire.pack(wire.Call(1, wire.HOST, "claim")))
+    assert len(await reader.read()) == wire.NONCE_BYTES + wire.PROOF_BYTES
     writer.close()
     host = required(await claim(address, SandboxConfig(), place.release), address)
     assert (await (await host.start(SMALL)).exec(["echo", "hi"], timeout_s=20)).output == b"hi\n"

@@ -4,7 +4,7 @@ Invariants: a folder's host has at most one owner. Its lock is held for the owne
 machine: the owner itself, or who speaks for it there. The kernel gives the lock, and the host its attention, to the
 next only when that process is gone. A folder has at most one host: it holds a lock of its own for its life, without
 which none is started, whatever the one before it answers. The folder is its user's alone: who can write into it could
-answer for the host, and what a host answers is unpickled.
+answer for the host.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import TextIO
 from components.config.rollout import SandboxConfig
 from components.errors import ConfigError, FaultCause, InfraFault
 from components.sandbox.host.client import HostBackend, Link
-from components.sandbox.host.wire import HOST, SILENCE_SLICES, SLICE_S, countersign
+from components.sandbox.host.wire import HOST, SILENCE_SLICES, SLICE_S, greet
 
 log = logging.getLogger(__name__)
 
@@ -209,11 +209,9 @@ async def _connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.Stre
             with _socket_of(Path(address.folder)) as name:
                 return await asyncio.open_unix_connection(name)
         reader, writer = await asyncio.open_connection(address.machine, address.port)
-    writer.write(address.token.encode())
-    proof = countersign(address.token.encode())
     try:
         async with asyncio.timeout(CLAIM_S):
-            if await reader.readexactly(len(proof)) == proof:
+            if await greet(reader, writer, address.token.encode()):
                 return reader, writer
         raise ConnectionError(f"what listens at {_told(address)} is no host of ours")
     except BaseException:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import logging
 import socket
 from collections import deque
@@ -29,7 +28,7 @@ from components.sandbox.host.wire import (
     Pulse,
     Told,
     beat,
-    countersign,
+    greeted,
     pack,
     receive,
 )
@@ -37,7 +36,7 @@ from components.sandbox.host.wire import (
 log = logging.getLogger(__name__)
 
 FIRST_OWNER_S = 60.0
-TOKEN_S = 10.0
+TOKEN_S = 30.0
 BOX_CALLS = frozenset({"exec", "put", "get", "end_processes", "snapshot", "reset", "seal", "finish"})
 """What is passed on to a box or a view as it is."""
 TERMINAL_CALLS = frozenset({"send", "settle", "new_output", "capture", "screen"})
@@ -70,7 +69,7 @@ class Host:
         settings: what it was started with; an owner that wants others sees it.
         linger_s: how long it waits for the next owner.
         untold: lines of the log that no owner was told.
-        token: what an owner says first, where anybody can connect.
+        token: what an owner shows first that it knows, where anybody can connect.
     """
 
     def __init__(
@@ -298,16 +297,12 @@ class Host:
 
 
 async def _greeted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes) -> bool:
-    """Whether whoever has come knows the token; it is told that we do."""
+    """Whether whoever has come may be heard: it knows the token, or there is none."""
     try:
         async with asyncio.timeout(TOKEN_S):
-            given = await reader.readexactly(len(token))
+            return not token or await greeted(reader, writer, token)
     except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
         return False
-    if not hmac.compare_digest(given, token):
-        return False
-    writer.write(countersign(token))
-    return True
 
 
 async def refuse(listener: socket.socket, error: Exception, token: bytes = b"") -> None:

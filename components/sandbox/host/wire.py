@@ -1,21 +1,30 @@
 """Messages between a sandbox host and its owner: calls one way, answers the other.
 
-A message is a length and a pickle: both ends are this package, and the socket is its user's alone (see `launch`), or
-asks for a token.
+A message is a length and a record (`codec`): data, whoever sends it. The socket is its user's alone (see `launch`), or
+each end shows, before anything else, that it knows the token of the other: by what it makes of a number that the other
+has just thought of. The token itself is never sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import pickle
+import hmac
+import logging
+import secrets
 import struct
 from dataclasses import dataclass, field
 from typing import Any
 
 from components.errors import FaultCause, InfraFault
+from components.sandbox.host import codec
+
+log = logging.getLogger(__name__)
 
 HEAD = struct.Struct("<Q")
+NONCE_BYTES = PROOF_BYTES = 32
+MOST_BYTES = 1 << 32
+"""Of one message: several times what `Sandbox.get` gives at most, as text."""
 HOST = 0
 """The target that is the host itself; boxes, views and terminals have numbers from 1."""
 
@@ -89,31 +98,58 @@ class HeldBox:
     ended: bool
 
 
-def countersign(token: bytes) -> bytes:
-    """What a host answers to a token, where there is one, before anything else."""
-    return hashlib.sha256(b"host" + token).digest() if token else b""
+RECORDS = codec.RECORDS | {record.__name__: record for record in (Call, Cancel, Answer, Told, Beat, HeldBox)}
+
+
+def _proof(token: bytes, role: bytes, *nonces: bytes) -> bytes:
+    """What only who knows the token makes of these numbers. A role's proof is no other's: it cannot be sent back."""
+    return hmac.digest(token, b"longshell host " + role + b"".join(nonces), hashlib.sha256)
+
+
+async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes) -> bool:
+    """The owner's side: whether the host knows the token, and was shown that we do."""
+    ours = secrets.token_bytes(NONCE_BYTES)
+    writer.write(ours)
+    theirs = await reader.readexactly(NONCE_BYTES)
+    if not hmac.compare_digest(await reader.readexactly(PROOF_BYTES), _proof(token, b"host", ours, theirs)):
+        return False
+    writer.write(_proof(token, b"owner", ours, theirs))
+    return True
+
+
+async def greeted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes) -> bool:
+    """The host's side: whether whoever has come knows the token."""
+    ours = secrets.token_bytes(NONCE_BYTES)
+    theirs = await reader.readexactly(NONCE_BYTES)
+    writer.write(ours + _proof(token, b"host", theirs, ours))
+    return hmac.compare_digest(await reader.readexactly(PROOF_BYTES), _proof(token, b"owner", theirs, ours))
 
 
 def pack(message: Message) -> bytes:
     """One message. An answer that cannot travel is told as a fault."""
     try:
-        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # the boundary at which what no pickle holds becomes a fault of whoever asked
+        data = codec.encode(message, RECORDS)
+    except TypeError as error:
         if not isinstance(message, Answer):
             raise
-        fault = InfraFault(FaultCause.SANDBOX, f"an answer cannot be sent: {error!r} ({message.error!r})")
-        data = pickle.dumps(Answer(message.id, error=fault), pickle.HIGHEST_PROTOCOL)
+        fault = InfraFault(FaultCause.SANDBOX, f"an answer cannot be sent: {error} ({message.error!r})")
+        data = codec.encode(Answer(message.id, error=fault), RECORDS)
     return HEAD.pack(len(data)) + data
 
 
 async def receive(reader: asyncio.StreamReader) -> Message | None:
-    """The next message; None when the other side is gone."""
+    """The next message; None when the other side is gone, or says what is no message."""
     try:
         (length,) = HEAD.unpack(await reader.readexactly(HEAD.size))
-        message: Message = pickle.loads(await reader.readexactly(length))
+        if length > MOST_BYTES:
+            raise ValueError(f"{length} bytes")
+        message = codec.decode(await reader.readexactly(length), RECORDS)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
-    return message
+    except ValueError as error:
+        log.warning("a connection that says what is no message is given up: %s", error)
+        return None
+    return message if isinstance(message, Message) else None
 
 
 class Pulse:
