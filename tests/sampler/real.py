@@ -13,8 +13,8 @@ from components.config import SGLangConfig
 T = TypeVar("T")
 
 PYTHON = os.environ.get("LONGSHELL_SGLANG_PYTHON")
-START_TIMEOUT_S = 500.0
-"""Half a minute on an idle machine."""
+START_TIMEOUT_S = 900.0
+"""Half a minute on an idle machine; eight minutes were too few on two cores with a load of eighteen."""
 SGLANG = SGLangConfig(
     python=PYTHON or "",
     attention_backend="torch_native",

@@ -105,7 +105,7 @@ class TestEmbedded(SamplerSuite):
         assert (await wire.generate(tokens(1, 5)))[1]["meta_info"]["weight_version"] == "33"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def sglang(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SamplerServer]:
     """One stock SGLang for all."""
     config = SamplerConfig(
