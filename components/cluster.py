@@ -143,10 +143,15 @@ class Cluster:
         self._package = package
         self._patience_s = patience_s
         headers = {"Authorization": f"Bearer {token}"} if token else None
-        try:
-            self._client = JobSubmissionClient(address, headers=headers)
-        except (ConnectionError, RuntimeError, RayError) as error:
-            raise ServiceError(f"Ray does not answer at {address}: {error}") from error
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                self._client = JobSubmissionClient(address, headers=headers)
+                return
+            except (ConnectionError, RuntimeError, RayError) as error:
+                if time.monotonic() >= deadline:  # A head that is started again takes a minute.
+                    raise ServiceError(f"Ray does not answer at {address}: {error}") from error
+            time.sleep(1.0)
 
     def result(self, spec: JobSpec) -> dict[str, Any] | None:
         """The committed result of a spec, or None.

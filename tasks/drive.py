@@ -124,7 +124,7 @@ def stop_followed(flow_run_id: str) -> list[str]:
     """
     site = Site.current()
     store = site.store()
-    cluster = site.cluster(store)
+    cluster = site.cluster(store, patience_s=0)  # Who cancels does not wait.
 
     def followed(job: RunningJob) -> bool:
         place = f"campaigns/{job.metadata.get('campaign')}/jobs/{job.base}/followers/{flow_run_id}.json"

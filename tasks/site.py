@@ -105,17 +105,18 @@ class Site:
         """The artifact store."""
         return open_store(self.store_url)
 
-    def cluster(self, store: ArtifactStore) -> Cluster:
+    def cluster(self, store: ArtifactStore, patience_s: float = 60.0) -> Cluster:
         """The Ray cluster.
 
         Raises:
-            ServiceError: there is none, or it does not answer.
+            ServiceError: there is none, or it has not answered for so long.
         """
         address = self.service("ray")
         if address is None:
             raise ServiceError(f"no Ray cluster: `make ui` starts one (looked in {self.stack_file})")
         ours = "ray" not in self.given
-        return Cluster(address, store, token=self.ray_token.read_text() if ours else None, package=self.jobs_package)
+        token = self.ray_token.read_text() if ours else None
+        return Cluster(address, store, token=token, package=self.jobs_package, patience_s=patience_s)
 
 
 def _driven(address: str | None, driver: str) -> str | None:

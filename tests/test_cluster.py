@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from components import cluster as cluster_module
 from components.artifacts import LocalStore
 from components.cluster import Cluster, JobSpec, _LogStream
 from components.errors import DamagedError, Failure, JobFailed, ServiceError
@@ -91,6 +92,7 @@ def test_a_killed_submitter_leaves_its_job_and_the_next_one_attaches(cluster, st
     job = spec("wait")
     script = f"""
 import sys
+from components import cluster as cluster_module
 from components.artifacts import LocalStore
 from components.cluster import Cluster, JobSpec
 store = LocalStore(__import__("pathlib").Path({store.url!r}))
@@ -209,7 +211,23 @@ def test_ray_gives_a_log_from_its_start_to_who_takes_it_up_again(cluster, spec, 
 def test_a_cluster_that_does_not_answer_is_named(store: LocalStore) -> None:
     address = f"http://127.0.0.1:{ports.any_free()}"
     with pytest.raises(ServiceError, match=f"Ray does not answer at {address}"):
-        Cluster(address, store)
+        Cluster(address, store, patience_s=0)
+
+
+def test_a_ray_that_is_started_again_is_waited_for(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A head that took two minutes to come back ended the flow: who attached anew did not wait as who followed did.
+    asked: list[str] = []
+
+    class Starting:
+        def __init__(self, address: str, headers: object) -> None:
+            asked.append(address)
+            if len(asked) < 4:
+                raise ConnectionError("Failed to connect to Ray")
+
+    monkeypatch.setattr(cluster_module, "JobSubmissionClient", Starting)
+    monkeypatch.setattr(cluster_module.time, "sleep", lambda seconds: None)
+    Cluster("http://ray", store)
+    assert asked == ["http://ray"] * 4
 
 
 def test_no_socket_of_ray_is_reached_from_another_machine() -> None:

@@ -1,8 +1,9 @@
-"""Which port a service gets: the one asked for, or its usual one when free, or any free one."""
+"""Which port a service gets: the one asked for, the one that it had, its usual one; of the last two, when free."""
 
 from __future__ import annotations
 
 import socket
+from urllib.parse import urlsplit
 
 from components.errors import ConfigError
 
@@ -29,8 +30,8 @@ def any_free() -> int:
         return port
 
 
-def choose(name: str, asked: int | None) -> int:
-    """The port of a service.
+def choose(name: str, asked: int | None, had: str | None = None) -> int:
+    """The port of a service. `had` is its address before it died: who speaks to it has that one, and waits for it.
 
     Raises:
         ConfigError: the port that was asked for is occupied.
@@ -40,5 +41,5 @@ def choose(name: str, asked: int | None) -> int:
             variable = f"LONGSHELL_{name.upper()}_PORT"
             raise ConfigError([f"{variable}: port {asked} is occupied; choose another or leave it unset"], "stack")
         return asked
-    usual = USUAL[name]
-    return usual if is_free(usual) else any_free()
+    usual = ((had and urlsplit(had).port), USUAL[name])
+    return next((port for port in usual if port and is_free(port)), None) or any_free()

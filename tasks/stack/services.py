@@ -45,7 +45,7 @@ class Service:
 
 def prefect(site: Site) -> Service:
     """The Prefect server, on SQLite in the state directory or on the database that is given."""
-    port = ports.choose("prefect", site.ports.get("prefect"))
+    port = ports.choose("prefect", site.ports.get("prefect"), site.service("prefect"))
     url = f"http://127.0.0.1:{port}/api"
     argv = (str(_bin / "prefect"), "server", "start", "--host", "127.0.0.1", "--port", str(port))
     settings = {"PREFECT_API_URL": url, "PREFECT_SERVER_UI_API_URL": url}
@@ -71,7 +71,7 @@ def ray(site: Site) -> Service:
     A raylet whose agent is not up within 15 s, as happens on a busy machine, takes the head with it; nothing can be set
     (ray-project/ray#65983). It is started again.
     """
-    port = ports.choose("ray", site.ports.get("ray"))
+    port = ports.choose("ray", site.ports.get("ray"), site.service("ray"))
     url = f"http://127.0.0.1:{port}"
     argv = [str(_bin / "ray"), "start", "--head", "--block", "--disable-usage-stats", "--log-color", "false"]
     options = {
@@ -99,7 +99,7 @@ def ray(site: Site) -> Service:
 def mlflow(site: Site) -> Service:
     """The MLflow server. Flows write to the database directly; the server is for people."""
     (site.home / "mlflow").mkdir(exist_ok=True)
-    port = ports.choose("mlflow", site.ports.get("mlflow"))
+    port = ports.choose("mlflow", site.ports.get("mlflow"), site.service("mlflow"))
     url = f"http://127.0.0.1:{port}"
     argv = [str(_bin / "mlflow"), "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     argv += ["--artifacts-destination", str(site.home / "mlflow/artifacts")]

@@ -172,6 +172,15 @@ def test_an_occupied_port_that_was_asked_for_is_refused_before_anything_starts(t
     assert not site.stack_file.exists()
 
 
+def test_a_service_gets_the_port_that_it_had_before_its_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where 4200 was taken, a Prefect that was started again had another address than its flow runs knew.
+    monkeypatch.setattr(ports, "is_free", lambda port: port in (4200, 41_000, 42_000))
+    assert ports.choose("prefect", None, "http://127.0.0.1:41000/api") == 41_000
+    assert ports.choose("prefect", None, "http://127.0.0.1:41001/api") == 4200
+    assert ports.choose("prefect", 42_000, "http://127.0.0.1:41000/api") == 42_000
+    assert ports.choose("prefect", None) == 4200
+
+
 def test_a_state_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"state directory .*file/home.*\n.*set LONGSHELL_HOME"):
