@@ -70,14 +70,6 @@ class TaskRef:
         return self.assertion_ids == (VERDICT,)
 
 
-LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 100.0
-"""Between these an answer is drawn as it is recorded: what is next to 0 servers take for greedy, with log-probs at
-temperature 1; what is far above is no distribution of the model's any more, or no float32."""
-
-MOST_TOP_K = 2**31 - 1
-"""What every server can hold: no vocabulary is larger."""
-
-
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How a turn was sampled. Log-probs on both sides are taken at `temperature`."""

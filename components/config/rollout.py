@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from components.bounds import LEAST_TEMPERATURE, MOST_TEMPERATURE
 from components.config.section import Problems, Section, without_credentials
-from components.records import LEAST_TEMPERATURE, MOST_TEMPERATURE
 
 COMPACTION_TURNS = 3
 """Turns that a compaction takes: summary, questions, answers."""

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from components.bounds import LEAST_TEMPERATURE, MOST_TEMPERATURE, MOST_TOP_K
 from components.errors import LongshellError
 from components.gateway.message import Message, Role, ToolCall
-from components.records import LEAST_TEMPERATURE, MOST_TEMPERATURE, MOST_TOP_K, Sampling
+from components.records import Sampling
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),

@@ -16,9 +16,10 @@ from typing import Any
 
 import aiohttp
 
+from components.bounds import LEAST_TEMPERATURE, MOST_TEMPERATURE, MOST_TOP_K
 from components.errors import FaultCause, InfraFault, ServiceError
 from components.outcomes import HttpAnswered, fault_of
-from components.records import LEAST_TEMPERATURE, MOST_TEMPERATURE, MOST_TOP_K, Sampling
+from components.records import Sampling
 from components.sampler.answer import parse_version, read_generation
 from components.sampler.geometry import ModelGeometry
 from components.sampler.protocol import Generation, GroupAddress, ModelInfo, TensorSpec

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from components.records import LEAST_TEMPERATURE, MOST_TEMPERATURE, MOST_TOP_K, Int32
+from components.bounds import LEAST_TEMPERATURE, MOST_TEMPERATURE, MOST_TOP_K
+from components.records import Int32
 from components.sampler.engine import Answer, Request
 from components.sampler.protocol import GroupAddress, TensorSpec
 
