@@ -318,7 +318,7 @@ def verdict_of(run: VerifierEnded) -> VerifierReport | InfraFault:
         return VerifierReport({}, False, "system", f"{TAMPERING}: the system was changed while the tests ran")
     if not run.logs_whole:
         seen = stream if stream is not None and stream.assertions else VerifierReport({}, False, "files")
-        cause = _joined(seen, f"{TAMPERING}: what the verifier wrote is not as it left it")
+        cause = _joined(seen, *_signs(files), f"{TAMPERING}: what the verifier wrote is not as it left it")
         return replace(seen, outcome=False, parse_cause=cause)
     if stream is not None and stream.outcome is not None:
         if stream.outcome and files is not None and files.outcome is None and files.parse_cause:
@@ -381,8 +381,9 @@ def _broken_off(stream: VerifierReport, files: VerifierReport) -> VerifierReport
     return replace(stream, outcome=False, source=f"{stream.source}+{files.source}", parse_cause=cause)
 
 
-def _signs(files: VerifierReport) -> list[str]:
-    return [cause for cause in (files.parse_cause or "").split("; ") if cause.startswith(TAMPERING)]
+def _signs(files: VerifierReport | None) -> list[str]:
+    said = None if files is None else files.parse_cause
+    return [cause for cause in (said or "").split("; ") if cause.startswith(TAMPERING)]
 
 
 def _joined(report: VerifierReport, *extra: str | None) -> str | None:

@@ -6,6 +6,8 @@ loaded, and this process then lets no other look into it. Where there is no secr
 the plugin is silent. Once tests run, no module of this Python's own is loaded whose file was changed after they began.
 """
 
+from __future__ import annotations
+
 import ctypes
 import json
 import os
