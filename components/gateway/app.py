@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -26,6 +27,8 @@ from components.gateway.reply import chunks, completion, samples_body
 from components.gateway.request import ChatRequest, Refusal, read_object, read_request, read_sampling
 from components.gateway.trajectory import Answer, Trajectory
 from components.tito import audit
+
+log = logging.getLogger(__name__)
 
 SESSION_HEADER = "X-Session-ID"
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -59,16 +62,13 @@ class Routes:
 
     async def chat_completions(self, http: web.Request) -> web.StreamResponse:
         """Answers a request, and takes the answer back if its client is gone."""
-        request = read_request(await http.read())
+        request = read_request(await _data(http))
         drawing = asyncio.ensure_future(self._gateway.answer(_trial_id(http), request))
         try:
             reply = self._stream if request.stream else self._send
             return await reply(http, request, drawing)
-        except (asyncio.CancelledError, ConnectionError):
-            drawing.cancel()
-            if drawing.done() and not drawing.cancelled() and drawing.exception() is None:
-                trajectory, answer = drawing.result()
-                trajectory.withdraw(answer)
+        except BaseException:
+            _take_back(drawing)
             raise
 
     async def models(self, http: web.Request) -> web.Response:
@@ -84,7 +84,7 @@ class Routes:
 
     async def open_trial(self, http: web.Request) -> web.Response:
         """Opens a trial. The body may hold the sampling that all its answers share."""
-        data = await http.read()
+        data = await _data(http)
         self._gateway.open(_trial_id(http), read_sampling(read_object(data)) if data else None)
         return web.json_response({"trial_id": _trial_id(http)}, status=201)
 
@@ -119,16 +119,16 @@ class Routes:
             await response.write(b": drawing\n\n")
         try:
             _, answer = await drawing
-        except Refusal as refusal:
+            events = [_event(chunk) for chunk in chunks(answer, request, self._gateway.template.tokenizer)]
+            events.append(b"data: [DONE]\n\n")
+        except Exception as error:  # whatever it is: the headers are gone, and only an event can tell it
             if not response.prepared:
                 raise
-            await response.write(_event(refusal.body()))
-            await response.write_eof()
-            return response
+            _take_back(drawing)
+            events = [_event(_refusal(error, http).body())]
         await response.prepare(http)
-        for chunk in chunks(answer, request, self._gateway.template.tokenizer):
-            await response.write(_event(chunk))
-        await response.write(b"data: [DONE]\n\n")
+        for event in events:
+            await response.write(event)
         await response.write_eof()
         return response
 
@@ -150,14 +150,47 @@ async def serving(routes: Routes, host: str = "127.0.0.1", port: int = 0) -> Asy
 
 @web.middleware
 async def _refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error is an OpenAI error object."""
+    """Every error is an OpenAI error object: the boundary behind which none is left."""
     try:
         return await handler(request)
-    except Refusal as error:
-        refusal = error
-    except web.HTTPException as error:
-        refusal = Refusal(f"{request.method} {request.path}: {error.reason}", status=error.status)
+    except ConnectionError:  # nobody is there to be told
+        raise
+    except Exception as error:
+        refusal = _refusal(error, request)
     return web.json_response(refusal.body(), status=refusal.status)
+
+
+def _refusal(error: Exception, http: web.Request) -> Refusal:
+    """What a client is told of an error. One that is nobody's refusal is our fault, and stands in the log."""
+    asked = f"{http.method} {http.path}"
+    match error:
+        case Refusal():
+            return error
+        case web.HTTPException():
+            return Refusal(f"{asked}: {error.reason}", status=error.status)
+    log.error("%s failed", asked, exc_info=error)
+    message = f"{asked}: the gateway failed with {type(error).__name__}, its log says more"
+    return Refusal(message, status=500, kind="server_error", code="internal_error")
+
+
+def _take_back(drawing: Drawing) -> None:
+    """Ends a generation, or withdraws its answer, which its client does not get."""
+    drawing.cancel()
+    if drawing.done() and not drawing.cancelled() and drawing.exception() is None:
+        trajectory, answer = drawing.result()
+        trajectory.withdraw(answer)
+
+
+async def _data(http: web.Request) -> bytes:
+    """The body of a request.
+
+    Raises:
+        Refusal: it is not in the encoding that its headers say.
+    """
+    try:
+        return await http.read()
+    except web.RequestPayloadError as error:
+        raise Refusal(f"the body cannot be read: {error}", code="invalid_json") from error
 
 
 def _trial_id(http: web.Request) -> str:

@@ -7,15 +7,16 @@ names a call, and whether reasoning was sent back, make no difference.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from components.gateway.foreign import read_json
+
 Role = Literal["system", "user", "assistant", "tool"]
 
 THOUGHT_START, THOUGHT_END = "<think>", "</think>"
-CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,9 @@ class ToolCall:
 
     @property
     def value(self) -> Any:
-        """The arguments, parsed; their text when it is not JSON."""
+        """The arguments, parsed; their text when it is no JSON, or none that can be worked with."""
         try:
-            return json.loads(self.arguments)
+            return read_json(self.arguments)
         except ValueError:
             return self.arguments
 
@@ -64,7 +65,7 @@ class Message:
         if self.name:
             found["name"] = plain(self.name)
         if self.calls:
-            functions = [{"name": plain(call.name), "arguments": _plain(call.value, plain)} for call in self.calls]
+            functions = [{"name": plain(call.name), "arguments": made_plain(call.value, plain)} for call in self.calls]
             found["tool_calls"] = [{"type": "function", "function": function} for function in functions]
         return found
 
@@ -85,29 +86,42 @@ def read_answer(text: str, *, reasoning: bool, tools: bool) -> Message:
     if reasoning and THOUGHT_END in text:
         thought, _, text = text.partition(THOUGHT_END)
         thought, text = thought.strip().removeprefix(THOUGHT_START).strip(), text.lstrip("\n")
-    read = [_call(found) for found in CALL.findall(text)] if tools else []
-    calls = tuple(call for call in read if call is not None)
-    if not calls or len(calls) < len(read):
+    said, found = _without_calls(text) if tools else (text, [])
+    calls = tuple(call for call in map(_call, found) if call is not None)
+    if not calls or len(calls) < len(found):
         return Message("assistant", text, reasoning=thought)
-    return Message("assistant", CALL.sub("", text).strip(), calls, reasoning=thought)
+    return Message("assistant", said.strip(), calls, reasoning=thought)
+
+
+def _without_calls(text: str) -> tuple[str, list[str]]:
+    """What stands around the calls, and what stands in each. Looks at no character twice, however a text goes on."""
+    said, calls, at = [], [], 0
+    while (start := text.find(CALL_START, at)) >= 0:
+        end = text.find(CALL_END, start)
+        if end < 0:
+            break
+        said.append(text[at:start])
+        calls.append(text[start + len(CALL_START) : end])
+        at = end + len(CALL_END)
+    return "".join([*said, text[at:]]), calls
 
 
 def _call(text: str) -> ToolCall | None:
     try:
-        call = json.loads(text)
+        call = read_json(text)
         return ToolCall(call["name"] + "", json.dumps(call.get("arguments", {}), ensure_ascii=False))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def _plain(value: Any, plain: Callable[[str], str]) -> Any:
+def made_plain(value: Any, plain: Callable[[str], str]) -> Any:
     """The same value with every string in it made plain."""
     match value:
         case str():
             return plain(value)
         case list():
-            return [_plain(item, plain) for item in value]
+            return [made_plain(item, plain) for item in value]
         case dict():
-            return {plain(key): _plain(item, plain) for key, item in value.items()}
+            return {plain(key): made_plain(item, plain) for key, item in value.items()}
         case _:
             return value

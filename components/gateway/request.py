@@ -14,6 +14,7 @@ from typing import Any
 
 from components.bounds import LEAST_TEMPERATURE, MOST_TEMPERATURE, MOST_TOP_K
 from components.errors import LongshellError
+from components.gateway.foreign import read_json
 from components.gateway.message import Message, Role, ToolCall
 from components.records import Sampling
 
@@ -133,7 +134,7 @@ def read_object(data: bytes) -> dict[str, Any]:
         Refusal: it is none.
     """
     try:
-        body = json.loads(data)
+        body = read_json(data)
     except ValueError as error:
         raise Refusal(f"the body is not JSON: {error}", code="invalid_json") from error
     if not isinstance(body, dict):
@@ -187,16 +188,19 @@ def _messages(value: Any) -> tuple[Message, ...]:
 
 
 def _message(value: Any, param: str) -> Message:
-    if not isinstance(value, dict) or value.get("role") not in ROLES:
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str) or value["role"] not in ROLES:
         raise Refusal(f"{param} must be an object with a role of {', '.join(ROLES)}", param=param)
     for name in ("function_call", "audio"):
         if value.get(name) is not None:
             raise Refusal(f"{param}.{name} is not supported", param=f"{param}.{name}", code="unsupported_value")
+    calls = value.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise Refusal(f"{param}.tool_calls must be a list", param=f"{param}.tool_calls")
     reasoning = value.get("reasoning_content") or value.get("reasoning") or ""
     return Message(
         role=ROLES[value["role"]],
         content=_content(value.get("content"), f"{param}.content"),
-        calls=tuple(_call(item, f"{param}.tool_calls") for item in value.get("tool_calls") or ()),
+        calls=tuple(_call(item, f"{param}.tool_calls") for item in calls),
         name=_text(value.get("name") or "", f"{param}.name"),
         reasoning=_text(reasoning, f"{param}.reasoning_content"),
     )

@@ -186,7 +186,7 @@ class Trajectory:
 
     def withdraw(self, answer: Answer) -> None:
         """Takes back an answer that never reached its client. One that was gone on from did reach it, and stays."""
-        if not answer.followers:
+        if not answer.followers and answer in self._beside(answer):
             self._beside(answer).remove(answer)
 
     def _listed(self) -> list[Answer]:

@@ -47,10 +47,9 @@ def parse_response(text: str) -> ParsedTurn:
     if candidate is None:
         return ParsedTurn(error="no JSON object in the answer", warnings=tuple(warnings))
     try:
-        fields = json.loads(candidate)
-    except (ValueError, RecursionError) as error:
+        return _read_fields(json.loads(candidate), warnings)
+    except (ValueError, RecursionError) as error:  # what is just not too deep to be read may be too deep to be written
         return ParsedTurn(error=f"invalid JSON: {_reason(error)}", warnings=tuple(warnings))
-    return _read_fields(fields, warnings)
 
 
 def _first_object(text: str, warnings: list[str]) -> str | None:

@@ -96,6 +96,7 @@ def trajectory_of(
 
 
 MODEL = "tiny"
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 
 
 @asynccontextmanager

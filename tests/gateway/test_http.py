@@ -9,16 +9,15 @@ import struct
 import numpy as np
 import pytest
 
-from components.gateway import chatml
+from components.gateway import app, chatml
 from components.gateway.template import END
 from components.records import Sampling
 from components.routing import decode
 from components.tito import audit, stitch
-from tests.gateway.parts import MODEL, StubSampler, body, open_gateway
+from tests.gateway.parts import MODEL, TOOLS, StubSampler, body, open_gateway
 from tests.harness.parts import SPECIALS, ByteTokenizer
 
 CHAT = "/t/t/v1/chat/completions"
-TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 
 
 async def post(client, request, path=CHAT, **more):
@@ -215,9 +214,18 @@ async def test_health_is_that_of_the_sampler():
 REFUSED = {
     "no JSON": (b"{", "invalid_json", None),
     "no object": (b"[]", "invalid_json", None),
+    "lists without end": (b"[" * 200_000, "invalid_json", None),
+    "objects without end": (b'{"a":' * 200_000, "invalid_json", None),
+    "lists deeper than anything needs": (body("go", tools=json.loads("[" * 99 + "]" * 99)), "invalid_json", None),
+    "half a surrogate": (body("\ud800"), "invalid_json", None),
+    "half a surrogate in bytes": (json.dumps(body("?")).encode().replace(b"?", b"\xed\xa0\x80"), "invalid_json", None),
+    "a number that is none": (body("go", temperature=float("nan")), "invalid_json", None),
+    "no UTF-8": (b"\xff", "invalid_json", None),
     "no messages": ({"model": MODEL}, None, "messages"),
     "empty messages": (body(), None, "messages"),
     "a message of no role": (body({"content": "x"}), None, "messages[0]"),
+    "a role that is a list": (body({"role": [], "content": "x"}), None, "messages[0]"),
+    "calls that are a number": (body({"role": "assistant", "tool_calls": 5}, "x"), None, "messages[0].tool_calls"),
     "a message that is none": ({"model": MODEL, "messages": ["x"]}, None, "messages[0]"),
     "an image": (
         body({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}),
@@ -349,6 +357,66 @@ async def test_a_sampler_that_fails_is_a_server_error_that_a_client_may_retry():
         sampler.changes = {}
         assert (await post(client, body("go")))[0] == 200
         assert len(gateway.trial("t").trajectory.turns) == 1
+
+
+@pytest.mark.parametrize("path", [CHAT, "/t/new"])
+async def test_a_body_that_is_not_what_its_headers_say_is_refused(path):
+    async with (
+        open_gateway(StubSampler()) as (_, client),
+        client.post(path, data=b"no gzip", headers={"Content-Encoding": "gzip"}) as response,
+    ):
+        assert response.status == 400
+        assert (await response.json())["error"]["message"]
+
+
+async def test_arguments_that_cannot_be_worked_with_are_text():
+    call = {"type": "function", "function": {"name": "look", "arguments": "[" * 2_000}}
+    async with open_gateway(StubSampler(), context=3_000) as (_, client):
+        assert (await post(client, body("go", {"role": "assistant", "tool_calls": [call]}, "on")))[0] == 200
+
+
+class Broken(StubSampler):
+    """Fails as nobody has foreseen, once it may."""
+
+    async def generate(self, prompt_ids, **call):
+        await self.held.wait()
+        raise ZeroDivisionError("not for clients")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_nobody_has_foreseen_is_an_error_object_and_stands_in_the_log(stream, caplog):
+    async with open_gateway(Broken()) as (gateway, client):
+        status, reply = await post(client, body("go", stream=stream))
+        assert gateway.trial("t").trajectory.turns == ()
+    assert (status, reply["error"]["type"], reply["error"]["code"]) == (500, "server_error", "internal_error")
+    assert "not for clients" not in json.dumps(reply)
+    assert "not for clients" in caplog.text
+
+
+async def test_it_is_an_event_of_a_stream_that_has_begun(caplog):
+    # The connection broke in the middle of the stream, and nothing said why.
+    sampler = Broken()
+    sampler.held.clear()
+    async with (
+        open_gateway(sampler, keepalive_s=0.01) as (_, client),
+        client.post(CHAT, json=body("go", stream=True)) as response,
+    ):
+        assert await response.content.readuntil(b"\n\n") == b": drawing\n\n"
+        sampler.held.set()
+        rest = (await response.text()).rpartition("data: ")[2]
+    assert json.loads(rest)["error"]["code"] == "internal_error"
+    assert "not for clients" in caplog.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_could_not_be_told_is_withdrawn(stream, monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(app, "chunks" if stream else "completion", fail)
+    async with open_gateway(StubSampler()) as (gateway, client):
+        assert (await post(client, body("go", stream=stream)))[0] == 500
+        assert gateway.trial("t").trajectory.turns == ()
 
 
 async def test_requests_at_once_in_one_trial_are_branches_of_it():

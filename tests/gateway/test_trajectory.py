@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 
 import hypothesis.strategies as st
 import numpy as np
@@ -117,6 +118,29 @@ def test_a_tool_call_that_cannot_be_read_stays_text(text):
     good = '<tool_call>{"name": "look"}</tool_call>'
     assert read_answer(good + text, reasoning=False, tools=True).calls == ()
     assert read_answer(good, reasoning=False, tools=False).content == good
+
+
+@pytest.mark.parametrize(
+    "text", ["<tool_call>" + "\n" * 2_048, "<tool_call>" * 20_000, "<tool_call></tool_call>" * 9_999]
+)
+def test_no_text_takes_long_to_be_read(text):
+    # A call that was never closed took the cube of the white space in it: 31 s for 2,048 newlines, in the event loop.
+    began = time.process_time()
+    assert read_answer(text, reasoning=True, tools=True) == Message("assistant", text)
+    assert time.process_time() - began < 5
+
+
+DEEP = '{"name": "look", "arguments": ' + "[" * 99 + "]" * 99 + "}"
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, DEEP, '{"name": "\\ud800"}', '{"name": "look", "arguments": NaN}'])
+async def test_a_drawn_call_that_nothing_could_work_with_is_recorded_and_stays_text(text):
+    # The parser's RecursionError ended the request after the answer was drawn: nothing was recorded.
+    drawn = f"<tool_call>{text}</tool_call>"
+    trajectory = trajectory_of(StubSampler(drawn))
+    answer = await say(trajectory, [user("go")], tools=[TOOL], limit=200_000)
+    assert (answer.message.content, answer.message.calls) == (drawn, ())
+    assert len(trajectory.turns) == 1
 
 
 async def test_other_tools_are_another_conversation():

@@ -128,6 +128,8 @@ def test_what_is_odd_but_harmless_is_warned_about():
 def test_deep_nesting_and_long_numbers_are_errors_and_not_crashes():
     assert parse_response('{"a":' * 100_000 + "1" + "}" * 100_000).error == "invalid JSON: nested too deeply"
     assert parse_response('{"a":' + "9" * 10_000 + "}").error == "invalid JSON: a number is too long"
+    for depth in range(700, 1_000):  # somewhere here a text can just be read, and not be written again
+        assert parse_response('{"analysis":' + "[" * depth + "]" * depth + "}").error
 
 
 def test_a_lone_surrogate_cannot_reach_the_terminal():
