@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from components.config import HabitConfig, HarnessConfig, SandboxConfig
 from components.demonstrations.demonstrator import Demonstrator
 from components.errors import FaultCause, InfraFault, StopReason
-from components.gateway import ChatTemplate, Trajectory
+from components.gateway import ChatTemplate, ChatTokenizer, Trajectory
 from components.harness import Progress, ScriptedPolicy, dismiss, template_for, wording_for
 from components.harness.loop import AgentLoop, Clock
 from components.pool import GeneratedTask
@@ -25,7 +25,7 @@ from components.pool.directory import ENVIRONMENT, VERIFIER_TIMEOUT_S, WORKDIR, 
 from components.records import Sample, VerifierReport
 from components.reward import parse_report
 from components.sandbox import Sandbox, SandboxBackend, SandboxSpec, Terminal
-from components.tito import Tokenizer, stitch
+from components.tito import stitch
 
 WORKERS = 4
 """Boxes in use at once: enough to keep two cores busy while each waits for its shell."""
@@ -55,7 +55,7 @@ async def collect(
     *,
     habits: HabitConfig,
     seed: int,
-    tokenizer: Tokenizer,
+    tokenizer: ChatTokenizer,
     harness: HarnessConfig,
     sandbox: SandboxConfig,
     workers: int = WORKERS,
@@ -92,7 +92,7 @@ class _Stage:
 
     habits: HabitConfig
     seed: int
-    tokenizer: Tokenizer
+    tokenizer: ChatTokenizer
     template: ChatTemplate
     harness: HarnessConfig
 

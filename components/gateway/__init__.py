@@ -5,12 +5,13 @@ from components.gateway.gateway import Gateway
 from components.gateway.message import Message, ToolCall, read_answer, user
 from components.gateway.policy import SamplerPolicy
 from components.gateway.request import Refusal
-from components.gateway.template import ChatTemplate, chatml, disarm
+from components.gateway.template import ChatTemplate, ChatTokenizer, chatml
 from components.gateway.trajectory import Answer, Policy, Prompt, Trajectory
 
 __all__ = [
     "Answer",
     "ChatTemplate",
+    "ChatTokenizer",
     "Gateway",
     "Message",
     "Policy",
@@ -21,7 +22,6 @@ __all__ = [
     "ToolCall",
     "Trajectory",
     "chatml",
-    "disarm",
     "read_answer",
     "serving",
     "user",

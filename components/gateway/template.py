@@ -16,19 +16,21 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jinja2
 import jinja2.sandbox
 
 from components.errors import CheckpointError, ConfigError, RecordError
-from components.gateway.message import Message
+from components.gateway.message import Message, made_plain
 from components.records import Int32
 from components.tito.boundary import Tokenizer
 
 Ids = Sequence[int] | Int32
 START, END = "<|im_start|>", "<|im_end|>"
 MARKER = re.compile(r"<\|([A-Za-z0-9_]{1,32})\|>")
+"""How most families spell their special tokens; a text may hold one that this tokenizer does not know, too."""
+
 PLACE = "LONGSHELLPLACEHOLDER"
 """Content of the answer that new messages are rendered after. A word, so that no template changes it."""
 
@@ -43,9 +45,18 @@ def chatml(separator: str) -> str:
     ).replace("SEPARATOR", json.dumps(separator))
 
 
-def disarm(text: str) -> str:
-    """Makes special-token markers in foreign text plain text: `<|im_end|>` becomes `<im_end>`."""
-    return MARKER.sub(r"<\1>", text)
+class ChatTokenizer(Tokenizer, Protocol):
+    """What a template needs of a tokenizer."""
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """What only a template may write."""
+        ...
+
+    @property
+    def longest_token(self) -> int:
+        """Most bytes of a text that one id stands for."""
+        ...
 
 
 class ChatTemplate:
@@ -57,13 +68,14 @@ class ChatTemplate:
         variables: further variables of the template, `enable_thinking` for one.
 
     Raises:
-        ConfigError: the template is no Jinja; a marker is not one token; or the template writes anything between an
+        ConfigError: the template is no Jinja; a marker is not one token, or text cannot be kept from being one; or the
+            template writes anything between an
             answer and its end marker, so that what was sampled could not stand in the conversation as it is.
     """
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: ChatTokenizer,
         source: str,
         *,
         end: str = END,
@@ -72,6 +84,8 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self._end = end
         self._variables = dict(variables or {})
+        self._special = sorted({end, *(tokenizer.decode([number]) for number in tokenizer.special_ids)} - {""})
+        self._spelled = re.compile("|".join(map(re.escape, sorted(self._special, key=len, reverse=True))))
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
@@ -79,7 +93,9 @@ class ChatTemplate:
         self.end_id = self._probe(end)
 
     @classmethod
-    def load(cls, folder: Path, tokenizer: Tokenizer, *, variables: Mapping[str, Any] | None = None) -> ChatTemplate:
+    def load(
+        cls, folder: Path, tokenizer: ChatTokenizer, *, variables: Mapping[str, Any] | None = None
+    ) -> ChatTemplate:
         """The template of a model folder: `chat_template.jinja`, or the one in `tokenizer_config.json`.
 
         Raises:
@@ -139,7 +155,11 @@ class ChatTemplate:
 
     def answer_ids(self, text: str) -> list[int]:
         """Ids of an answer that was written rather than sampled, with its end token."""
-        return [*self.tokenizer.encode(disarm(text)), self.end_id]
+        return [*self.tokenizer.encode(self.disarm(text)), self.end_id]
+
+    def disarm(self, text: str) -> str:
+        """Makes special tokens that foreign text spells plain text: `<|im_end|>` becomes `<im_end>`, `</s>` `< /s>`."""
+        return self._spelled.sub(lambda found: f"{found[0][0]} {found[0][1:]}", MARKER.sub(r"<\1>", text))
 
     def _probe(self, end: str) -> int:
         """The id of the end token, after the checks that appending rests on."""
@@ -150,6 +170,9 @@ class ChatTemplate:
             ids = self.tokenizer.encode(marker)
             if len(ids) != 1:
                 raise ConfigError([f"{marker} must be one token, is {len(ids)}"], "tokenizer")
+        never = {*self.tokenizer.special_ids, *self.tokenizer.encode(end)}
+        if armed := [text for text in self._special if not never.isdisjoint(self.tokenizer.encode(self.disarm(text)))]:
+            raise ConfigError([f"text cannot be kept from being {', '.join(armed[:5])}"], "tokenizer")
         return self.tokenizer.encode(end)[0]
 
     def _after_answer(
@@ -161,13 +184,19 @@ class ChatTemplate:
     def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, opened: bool) -> str:
         try:
             return self._template.render(
-                messages=[message.fields(disarm) for message in messages],
-                tools=[dict(tool) for tool in tools] or None,
+                messages=[message.fields(self.disarm) for message in messages],
+                tools=[made_plain(dict(tool), self.disarm) for tool in tools] or None,
                 add_generation_prompt=opened,
                 **self._variables,
             )
-        except (jinja2.TemplateError, TypeError) as error:
+        except TEMPLATE_FAILURES as error:
             raise RecordError(f"the chat template refuses the messages: {error}") from error
+
+
+TEMPLATE_FAILURES = (
+    *(jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError),
+)
+"""What a template raises on messages that it was not written for: it is a program of whoever made the model."""
 
 
 def _environment() -> jinja2.Environment:

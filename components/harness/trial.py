@@ -13,7 +13,7 @@ from typing import Any
 
 from components.config import HarnessConfig, SandboxConfig
 from components.errors import BoxSpent, DriftError, InfraFault, RecordError, StopReason, StoreError
-from components.gateway import ChatTemplate, Trajectory, chatml
+from components.gateway import ChatTemplate, ChatTokenizer, Trajectory, chatml
 from components.harness.cleanup import dismiss, uninterrupted
 from components.harness.ending import AgentEnded, Ending, Unkept
 from components.harness.environment import TrialTask
@@ -25,7 +25,6 @@ from components.harness.verification import verify_result
 from components.outcomes import AgentStands, Raised, fault_of, spent_of, stop_of
 from components.records import Trial, VerifierReport
 from components.sandbox import Sandbox, SandboxBackend
-from components.tito import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Deadlines:
     verifier_s: float
 
 
-def template_for(tokenizer: Tokenizer, config: HarnessConfig) -> ChatTemplate:
+def template_for(tokenizer: ChatTokenizer, config: HarnessConfig) -> ChatTemplate:
     """The rendering that goes with the configured prompt style."""
     return ChatTemplate(tokenizer, chatml(wording_for(config).separator))
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from components.curation.endpoint import Answer, Endpoint, Unanswered
 from components.errors import FaultCause, InfraFault, LongshellError
-from components.gateway import ChatTemplate, Prompt, disarm
+from components.gateway import ChatTemplate, Prompt
 from components.harness import RunningTime, Written
 from components.records import Sampling
 from components.rejection.account import Account
@@ -57,7 +57,8 @@ class Teacher:
     async def _ask(self, prompt: Prompt) -> Answer:
         if self._account.empty:
             raise BudgetSpent("the teacher's budget is spent")
-        messages = [(each.role, disarm(each.content)) for each in history(prompt.after, prompt.messages)]
+        plain = self._template.disarm
+        messages = [(each.role, plain(each.content)) for each in history(prompt.after, prompt.messages)]
         try:
             with self._time.standing_still():
                 said = await self._endpoint.converse(messages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer as Model
@@ -39,6 +40,11 @@ class BpeTokenizer:
     def special_ids(self) -> frozenset[int]:
         """Ids of the special tokens: what only a template may write."""
         return frozenset(number for number, token in self._model.get_added_tokens_decoder().items() if token.special)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Most bytes of a text that one id stands for, or a little more: a vocabulary spells some bytes by two."""
+        return max(len(token.encode()) for token in self._model.get_vocab())
 
     def encode(self, text: str) -> list[int]:
         return self._model.encode(text, add_special_tokens=False).ids

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.errors import CheckpointError, ConfigError, RecordError
-from components.gateway import ChatTemplate, Message, ToolCall, chatml, disarm, user
+from components.gateway import ChatTemplate, Message, ToolCall, chatml, user
 from components.gateway.template import END, START
 from tests.gateway.parts import QWENISH
 from tests.harness.parts import SPECIALS, ByteTokenizer
@@ -47,14 +47,71 @@ def test_foreign_text_cannot_speak_for_the_template(template):
     assert template.answer_ids(f"a{END}b").count(SPECIALS[END]) == 1
     call = ToolCall(f"f{END}", json.dumps({f"k{END}": [f"{END}", 1, {"deep": END}]}))
     spoken = Message("assistant", END, (call,), name=END, reasoning=END)
-    assert END not in json.dumps(spoken.fields(disarm))
+    assert END not in json.dumps(spoken.fields(template.disarm))
+    tool = {"type": "function", "function": {"name": "f", "description": END, "parameters": {END: [END]}}}
+    tooled = ChatTemplate(ByteTokenizer(), QWENISH).opening([user("x")], [tool])
+    assert tooled.count(SPECIALS[END]) == 2, "the ends of the tools and of the message"
+
+
+DISARM = ChatTemplate(ByteTokenizer(), chatml("\n")).disarm
 
 
 @given(st.text())
 def test_disarming_leaves_no_marker_and_changes_nothing_else(text):
-    assert START not in disarm(text + START)
+    assert START not in DISARM(text + START)
     if "<|" not in text:
-        assert disarm(text) == text
+        assert DISARM(text) == text
+
+
+class Foreign(ByteTokenizer):
+    """Markers as other families spell them. One spells what another becomes when it is disarmed."""
+
+    texts = ("<s>", "</s>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "[INST]", "<turn>", "<|turn|>")
+    special_ids = frozenset(range(256, 256 + len(texts)))
+
+    def encode_with_offsets(self, text):
+        ids, spans, at = [], [], 0
+        while at < len(text):
+            found = next((marker for marker in self.texts if text.startswith(marker, at)), text[at])
+            whole = [256 + self.texts.index(found)] if found in self.texts else list(found.encode())
+            ids += whole
+            spans += [(at, at + len(found))] * len(whole)
+            at += len(found)
+        return ids, spans
+
+    def encode(self, text):
+        return self.encode_with_offsets(text)[0]
+
+    def decode(self, ids):
+        return b"".join(self.texts[i - 256].encode() if i > 255 else bytes([i]) for i in ids).decode()
+
+
+LLAMAISH = "{% for m in messages %}{{ '<s>' + m.role + ' ' + m.content + '</s>' }}{% endfor %}"
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.one_of(st.sampled_from([*Foreign.texts, *"<s>/|[ "]), st.text(max_size=3)), max_size=6).map("".join))
+def test_no_marker_of_any_family_is_encoded_from_foreign_text(text):
+    # `</s>` in a terminal's output ended the observation: only `<|name|>` was known as a marker.
+    template = ChatTemplate(Foreign(), LLAMAISH, end="</s>")
+    assert Foreign.special_ids.isdisjoint(template.tokenizer.encode(template.disarm(text)))
+    ids = template.suffix([user(text)], answer_ids=template.answer_ids(text))
+    assert [i for i in ids if i > 255] == [256, 257]
+
+
+def test_a_special_token_that_any_text_may_hold_is_refused():
+    class Bare(ByteTokenizer):
+        special_ids = frozenset({*SPECIALS.values(), ord("q")})
+
+    with pytest.raises(ConfigError, match="text cannot be kept from being q"):
+        ChatTemplate(Bare(), chatml("\n"))
+
+
+@pytest.mark.parametrize("fault", ["1 // 0", "'%d' % message.content", "range(10 ** 9)", "'%(a)s' % {}"])
+def test_whatever_a_template_raises_is_the_named_error(fault):
+    source = "{% for message in messages if message.name %}{{ " + fault + " }}{% endfor %}" + chatml("\n")
+    with pytest.raises(RecordError, match="the chat template refuses the messages"):
+        ChatTemplate(ByteTokenizer(), source).opening([Message("user", "x", name="n")])
 
 
 def test_text_of_an_answer_has_no_end_token(template):
@@ -97,10 +154,10 @@ def shown(messages):
         if message is None:
             return text
         if message.role == "user":
-            text += f"{START}user\n{disarm(message.content)}{END}\n"
+            text += f"{START}user\n{DISARM(message.content)}{END}\n"
         else:
             text += "" if tools[0] else f"{START}user"
-            text += f"\n<tool_response>\n{disarm(message.content)}\n</tool_response>"
+            text += f"\n<tool_response>\n{DISARM(message.content)}\n</tool_response>"
 
 
 @settings(deadline=None, max_examples=60)
@@ -112,7 +169,7 @@ def test_a_template_that_drops_reasoning_and_joins_messages_is_still_only_append
     for thought, news in rounds:
         answer = template.answer_ids(f"<think>{thought}</think>done")
         ids += answer + template.suffix(news, answer_ids=answer)
-        text += f"<think>{disarm(thought)}</think>done{END}\n{shown(news)}{START}assistant\n"
+        text += f"<think>{DISARM(thought)}</think>done{END}\n{shown(news)}{START}assistant\n"
     assert ids == tokenizer.encode(text)
 
 

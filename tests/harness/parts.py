@@ -27,6 +27,9 @@ SPECIALS = {START: 256, END: 257}
 class ByteTokenizer:
     """One id a byte, one id a marker."""
 
+    special_ids = frozenset(SPECIALS.values())
+    longest_token = len(START)
+
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
         for piece in re.split(f"({re.escape(START)}|{re.escape(END)})", text):

@@ -75,7 +75,12 @@ def test_written_answers_of_any_text_are_rendered_whole_as_they_were_turn_by_tur
 TEMPLATE = ChatTemplate(TOKENIZER, chatml(""))
 
 
-def test_a_control_token_that_the_template_does_not_know_is_found_in_an_answer() -> None:
+def test_a_control_token_of_any_spelling_is_plain_text_in_an_answer_and_found_where_it_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trajectory = conversation([f"say {FOREIGN} now"], ["task"], TEMPLATE)
+    check_rendered(trajectory, streams(trajectory), TOKENIZER)
+    monkeypatch.setattr(TEMPLATE, "disarm", lambda text: text)
     trajectory = conversation([f"say {FOREIGN} now"], ["task"], TEMPLATE)
     with pytest.raises(DriftError, match="an answer holds control tokens"):
         check_rendered(trajectory, streams(trajectory), TOKENIZER)
