@@ -31,8 +31,9 @@ from components.tito import audit
 log = logging.getLogger(__name__)
 
 SESSION_HEADER = "X-Session-ID"
-MAX_BODY_BYTES = 64 * 1024 * 1024
-"""A conversation of a million tokens is some 5 MB."""
+BODY_BYTES_PER_TOKEN = 16
+LEAST_BODY_BYTES = 4 * 1024 * 1024
+"""What a body may have: a conversation of a million tokens is some 5 MB, and a short context may have long tools."""
 
 KEEPALIVE_S = 10.0
 """Silence of a stream before a comment is sent: below the idle timeouts of clients and proxies."""
@@ -46,10 +47,11 @@ class Routes:
     def __init__(self, gateway: Gateway, *, keepalive_s: float = KEEPALIVE_S) -> None:
         self._gateway = gateway
         self._keepalive_s = keepalive_s
+        self._max_body_bytes = max(LEAST_BODY_BYTES, BODY_BYTES_PER_TOKEN * gateway.context_tokens)
 
     def app(self) -> web.Application:
         """The application. Its runner must cancel the handlers of clients that hang up (`serving` does)."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_refusals])
+        app = web.Application(client_max_size=self._max_body_bytes, middlewares=[_refusals])
         for prefix in ("", "/t/{trial}"):
             app.router.add_post(f"{prefix}/v1/chat/completions", self.chat_completions)
             app.router.add_get(f"{prefix}/v1/models", self.models)
@@ -62,7 +64,11 @@ class Routes:
 
     async def chat_completions(self, http: web.Request) -> web.StreamResponse:
         """Answers a request, and takes the answer back if its client is gone."""
-        request = read_request(await _data(http))
+        try:
+            request = read_request(await _data(http))
+        except web.HTTPRequestEntityTooLarge as error:
+            asked = f"what more than {self._max_body_bytes} bytes say"
+            raise self._gateway.overflow(asked) from error
         drawing = asyncio.ensure_future(self._gateway.answer(_trial_id(http), request))
         try:
             reply = self._stream if request.stream else self._send

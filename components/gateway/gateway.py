@@ -1,9 +1,16 @@
-"""Trials in front of a sampler: opens, finds and closes their trajectories, and answers requests on them."""
+"""Trials in front of a sampler: opens, finds and closes their trajectories, and answers requests on them.
+
+Invariant: no request holds up the others. One that cannot fit the context is refused by its size, before it is encoded;
+what is long and may fit is encoded in a thread.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import re
+import time
 from dataclasses import dataclass, field
 
 from components.errors import InfraFault, RecordError
@@ -15,6 +22,9 @@ from components.records import Sampling
 from components.sampler import Sampler
 
 log = logging.getLogger(__name__)
+
+AT_ONCE_BYTES = 32 * 1024
+"""What is encoded in the event loop: some ten milliseconds of it."""
 
 TRIAL_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -38,6 +48,8 @@ class Gateway:
         reasoning: whether `</think>` ends reasoning that is shown apart from content (`read_answer`).
         overrule: draw as the trial says when a client asks for something else, instead of refusing it.
         open_unknown: a request opens the trial that it names.
+        max_unknown: how many trials that requests opened are open at most. Beyond it, the one that has been idle
+            longest is forgotten, if it has been for `unknown_idle_s`; else the request is refused.
         sampling: of trials that a request opens; None leaves it to the client.
         max_answer_tokens: no answer has more, whatever its client asks for; None where only the context ends it.
     """
@@ -50,9 +62,13 @@ class Gateway:
     reasoning: bool = False
     overrule: bool = False
     open_unknown: bool = False
+    max_unknown: int = 4_096
+    unknown_idle_s: float = 900.0
     sampling: Sampling | None = None
     max_answer_tokens: int | None = None
     _trials: dict[str, Trial] = field(default_factory=dict, init=False)
+    _unknown: dict[str, float] = field(default_factory=dict, init=False)
+    """When each trial that a request opened was last asked for, the one that is idle longest first."""
 
     def open(self, trial_id: str, sampling: Sampling | None = None) -> Trajectory:
         """Opens a trial. With `sampling` all its answers are drawn alike, as training needs it.
@@ -90,6 +106,7 @@ class Gateway:
         """
         trajectory = self.trial(trial_id).trajectory
         del self._trials[trial_id]
+        self._unknown.pop(trial_id, None)
         return trajectory
 
     async def answer(self, trial_id: str, request: ChatRequest) -> tuple[Trajectory, Answer]:
@@ -102,10 +119,12 @@ class Gateway:
             message = f"The model {request.model!r} does not exist; this gateway serves {self.model!r}"
             raise Refusal(message, status=404, param="model", code="model_not_found")
         if self.open_unknown and trial_id not in self._trials:
-            self.open(trial_id, self.sampling)
+            self._open_unknown(trial_id)
         trial = self.trial(trial_id)
+        if self._unknown.pop(trial_id, None) is not None:
+            self._unknown[trial_id] = time.monotonic()
         sampling = self._sampling(trial, request)
-        prompt = self._prompt(trial.trajectory, request)
+        prompt = await self._prompt(trial.trajectory, request)
         try:
             answer = await trial.trajectory.draw(prompt, max_new_tokens=self._room(prompt, request), sampling=sampling)
         except InfraFault as fault:
@@ -113,29 +132,55 @@ class Gateway:
             raise Refusal(str(fault), status=503, kind="server_error", code=fault.cause.value) from fault
         return trial.trajectory, answer
 
-    def _prompt(self, trajectory: Trajectory, request: ChatRequest) -> Prompt:
-        if request.tools and not self.template.shows_tools(request.tools):
-            message = "the chat template of this model shows no tools"
-            raise Refusal(message, param="tools", code="unsupported_value")
+    def _open_unknown(self, trial_id: str) -> None:
+        if len(self._unknown) >= self.max_unknown:
+            idle, since = next(iter(self._unknown.items()))
+            if time.monotonic() - since < self.unknown_idle_s:
+                message = f"{len(self._unknown)} trials are open that requests opened: close those that have ended"
+                raise Refusal(message, status=429, kind="rate_limit_error", param="trial_id", code="too_many_trials")
+            log.warning("trial %s is forgotten: nobody closed it, and %d others are open", idle, len(self._unknown) - 1)
+            self.close(idle)
+        self.open(trial_id, self.sampling)
+        self._unknown[trial_id] = time.monotonic()
+
+    async def _prompt(self, trajectory: Trajectory, request: ChatRequest) -> Prompt:
+        after, messages = trajectory.locate(request.messages, request.tools)
+        new = sum(len(message.content.encode()) for message in messages)
+        least = (0 if after is None else len(after.history)) + new // self.template.tokenizer.longest_token
+        if least > self.context_tokens:
+            raise self.overflow(f"at least {least} tokens in the messages")
+        size = sum(message.size for message in messages) + len(json.dumps(request.tools))
+
+        def encode() -> list[int]:
+            if request.tools and not self.template.shows_tools(request.tools):
+                message = "the chat template of this model shows no tools"
+                raise Refusal(message, param="tools", code="unsupported_value")
+            return trajectory.encode(after, messages, request.tools)
+
         try:
-            return trajectory.follow(*trajectory.locate(request.messages, request.tools), request.tools)
+            ids = encode() if size <= AT_ONCE_BYTES else await asyncio.to_thread(encode)
         except RecordError as error:
             raise Refusal(str(error), param="messages") from error
+        return trajectory.prompt(ids, after, messages, request.tools)
 
     def _room(self, prompt: Prompt, request: ChatRequest) -> int:
-        """How many tokens the answer may have. The words of the refusal are those that harnesses look for."""
+        """How many tokens the answer may have."""
         room = self.context_tokens - len(prompt)
         wanted = request.max_tokens or max(room, 1)
         if self.max_answer_tokens is not None:
             wanted = min(wanted, self.max_answer_tokens)
         if wanted > room:
-            message = (
-                f"This model's maximum context length is {self.context_tokens} tokens. However, you requested "
-                f"{len(prompt) + wanted} tokens ({len(prompt)} in the messages, {wanted} in the completion). "
-                "Please reduce the length of the messages or completion."
-            )
-            raise Refusal(message, param="messages", code="context_length_exceeded")
+            tokens = f"{len(prompt) + wanted} tokens ({len(prompt)} in the messages, {wanted} in the completion)"
+            raise self.overflow(tokens)
         return wanted
+
+    def overflow(self, asked: str) -> Refusal:
+        """In the words that harnesses look for."""
+        message = (
+            f"This model's maximum context length is {self.context_tokens} tokens. However, you requested {asked}. "
+            "Please reduce the length of the messages or completion."
+        )
+        return Refusal(message, param="messages", code="context_length_exceeded")
 
     def _sampling(self, trial: Trial, request: ChatRequest) -> Sampling:
         fixed = trial.sampling

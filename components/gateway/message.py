@@ -49,6 +49,12 @@ class Message:
     name: str = ""
     reasoning: str = field(default="", compare=False)
 
+    @property
+    def size(self) -> int:
+        """Bytes of its texts."""
+        called = [text for call in self.calls for text in (call.name, call.arguments)]
+        return sum(len(text.encode()) for text in (self.content, self.reasoning, self.name, *called))
+
     def echoes(self, recorded: Message) -> bool:
         """Whether this is what a client makes of a recorded answer: white space around it may be gone."""
         return (

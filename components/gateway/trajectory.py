@@ -156,11 +156,23 @@ class Trajectory:
         Raises:
             RecordError: the chat template refuses the messages.
         """
+        return self.prompt(self.encode(answer, messages, tools), answer, messages, tools)
+
+    def encode(self, answer: Answer | None, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+        """The ids that `follow` appends. Reads nothing that changes: what is long is encoded in a thread.
+
+        Raises:
+            RecordError: the chat template refuses the messages.
+        """
         if answer is None:
-            history = TokenHistory(self.template.opening(messages, tools))
-        else:
-            suffix = self.template.suffix(messages, answer_ids=answer.turn.completion_ids, tools=tools)
-            history = answer.history.with_context(suffix)
+            return self.template.opening(messages, tools)
+        return self.template.suffix(messages, answer_ids=answer.turn.completion_ids, tools=tools)
+
+    def prompt(
+        self, ids: Sequence[int], answer: Answer | None, messages: Sequence[Message], tools: Tools = ()
+    ) -> Prompt:
+        """The prompt of new messages whose ids these are."""
+        history = TokenHistory(ids) if answer is None else answer.history.with_context(ids)
         return Prompt(history, tuple(messages), tuple(tools), answer)
 
     async def draw(self, prompt: Prompt, *, max_new_tokens: int, sampling: Sampling | None = None) -> Answer:

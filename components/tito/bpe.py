@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as Model
 
 from components.errors import CheckpointError
+
+LONG = 16 * 1024
+"""Characters, some milliseconds: what is longer is encoded without holding up the other threads of the interpreter."""
 
 
 class BpeTokenizer:
@@ -47,12 +51,18 @@ class BpeTokenizer:
         return max(len(token.encode()) for token in self._model.get_vocab())
 
     def encode(self, text: str) -> list[int]:
-        return self._model.encode(text, add_special_tokens=False).ids
+        return self._encoding(text).ids
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._model.decode([int(token) for token in ids], skip_special_tokens=False)
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Ids, and the [start, end) of each in the characters of `text`."""
-        encoding = self._model.encode(text, add_special_tokens=False)
+        encoding = self._encoding(text)
         return encoding.ids, encoding.offsets
+
+    def _encoding(self, text: str) -> Encoding:
+        if len(text) <= LONG:
+            return self._model.encode(text, add_special_tokens=False)
+        # Only for a batch does the library let the interpreter go.
+        return self._model.encode_batch([text], add_special_tokens=False)[0]

@@ -5,11 +5,14 @@ import base64
 import json
 import socket
 import struct
+import threading
 
 import numpy as np
 import pytest
 
-from components.gateway import app, chatml
+from components.gateway import Refusal, app, chatml
+from components.gateway.app import LEAST_BODY_BYTES
+from components.gateway.gateway import AT_ONCE_BYTES
 from components.gateway.template import END
 from components.records import Sampling
 from components.routing import decode
@@ -357,6 +360,64 @@ async def test_a_sampler_that_fails_is_a_server_error_that_a_client_may_retry():
         sampler.changes = {}
         assert (await post(client, body("go")))[0] == 200
         assert len(gateway.trial("t").trajectory.turns) == 1
+
+
+class Spying(ByteTokenizer):
+    """Remembers how long each text was that it encoded, and whether the event loop's thread did."""
+
+    def __init__(self):
+        self.seen = []
+
+    def encode(self, text):
+        self.seen.append((len(text), threading.current_thread() is threading.main_thread()))
+        return super().encode(text)
+
+
+async def test_what_cannot_fit_the_context_is_refused_by_its_size_before_it_is_encoded():
+    # 16 MB took 108 s of the event loop to be encoded, and were then refused.
+    async with open_gateway(StubSampler()) as (gateway, client):
+        gateway.template.tokenizer = spy = Spying()
+        _, reply = await post(client, body("go"))
+        said = ["go", reply["choices"][0]["message"]]
+        encoded = len(spy.seen)
+        for more in ("x" * 5_000, "é" * 2_500):
+            for conversation in ([more], [*said, more]):
+                status, reply = await post(client, body(*conversation))
+                assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
+                assert "maximum context length is 400 tokens" in reply["error"]["message"]
+        assert len(spy.seen) == encoded
+        status, reply = await post(client, body("x" * LEAST_BODY_BYTES))
+        assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
+        assert "maximum context length" in reply["error"]["message"]
+
+
+async def test_what_is_long_and_may_fit_is_encoded_beside_the_event_loop():
+    async with open_gateway(StubSampler(), context=200_000) as (gateway, client):
+        gateway.template.tokenizer = spy = Spying()
+        for size in (1_000, AT_ONCE_BYTES + 1):
+            assert (await post(client, body("x" * size)))[0] == 200
+        long, tools = [{"type": "function", "function": {"name": "look", "description": "x" * AT_ONCE_BYTES}}], []
+        for offered in (tools, long):
+            assert (await post(client, body("go", tools=offered)))[0] == 200
+    assert [alone for length, alone in spy.seen if length > AT_ONCE_BYTES] == [False, False]
+    assert [alone for length, alone in spy.seen if length < AT_ONCE_BYTES] == [True, True]
+
+
+async def test_trials_that_requests_open_are_bounded_and_those_that_nobody_asks_for_give_way():
+    async with open_gateway(StubSampler(), open_unknown=True, max_unknown=2) as (gateway, client):
+
+        async def ask(trial):
+            return (await post(client, body("go"), f"/t/{trial}/v1/chat/completions"))[0]
+
+        assert [await ask(trial) for trial in ("a", "b", "a", "c", "t")] == [200, 200, 200, 429, 200]
+        async with client.delete("/t/a") as response:
+            assert response.status == 200
+        assert [await ask(trial) for trial in ("c", "b", "d")] == [200, 200, 429]
+        gateway.unknown_idle_s = 0.0
+        assert [await ask(trial) for trial in ("d", "b")] == [200, 200]
+        with pytest.raises(Refusal, match="unknown trial 'c'"):
+            gateway.trial("c")
+        assert len(gateway.trial("b").trajectory.turns) == 3
 
 
 @pytest.mark.parametrize("path", [CHAT, "/t/new"])

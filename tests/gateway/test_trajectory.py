@@ -121,13 +121,13 @@ def test_a_tool_call_that_cannot_be_read_stays_text(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["<tool_call>" + "\n" * 2_048, "<tool_call>" * 20_000, "<tool_call></tool_call>" * 9_999]
+    "text", ["<tool_call>" + "\n" * 4_096, "<tool_call>" * 20_000, "<tool_call></tool_call>" * 9_999]
 )
 def test_no_text_takes_long_to_be_read(text):
-    # A call that was never closed took the cube of the white space in it: 31 s for 2,048 newlines, in the event loop.
+    # A call that was never closed took the cube of the white space in it, in the event loop: 0.9 s of CPU for 1,024.
     began = time.process_time()
     assert read_answer(text, reasoning=True, tools=True) == Message("assistant", text)
-    assert time.process_time() - began < 5
+    assert time.process_time() - began < 2
 
 
 DEEP = '{"name": "look", "arguments": ' + "[" * 99 + "]" * 99 + "}"
