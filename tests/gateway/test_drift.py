@@ -29,6 +29,7 @@ def test_ids_that_the_encoding_of_their_text_does_not_have_are_counted(canonical
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
 def test_re_encoding_drifts_at_high_temperature_where_exact_ids_do_not(tmp_path: Path) -> None:
     config = load("configs/miniature.yaml")
     rows = measure(config, train(config, 60_000, tmp_path / "model"), 16, tmp_path)
