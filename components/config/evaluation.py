@@ -164,6 +164,9 @@ class HarborConfig(Section):
     """A virtual environment that holds Harbor, pyte and wcwidth already; None makes one, once."""
     environment: Literal["longshell", "docker"] = "longshell"
     """Whose boxes: ours (`sandbox.backend`), or those that Harbor itself starts with its docker command."""
+    verifier: Literal["harbor", "longshell"] = "harbor"
+    """Where a task's tests run: in the agent's box, beside whatever it left running, as Harbor does it; or in a fresh
+    box over the files that it left, as in training."""
     concurrency: int = Field(4, ge=1)
     """Trials at once; 4 is Harbor's own default."""
 
@@ -171,6 +174,8 @@ class HarborConfig(Section):
     def _once(self) -> HarborConfig:
         if self.python is not None and self.venv is not None:
             raise ValueError("python makes an environment, venv is one: give one of them")
+        if self.verifier == "longshell" and self.environment != "longshell":
+            raise ValueError("verifier longshell needs environment longshell: Harbor's own boxes have no fresh view")
         return self
 
 

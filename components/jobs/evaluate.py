@@ -62,7 +62,7 @@ def stage(job: Job) -> dict[str, Any]:
     for caveat in suite.caveats():
         log.warning("%s: %s", suite.name, caveat)
     native = config.evaluation.harness == NATIVE
-    conditions = conditions_of(config, suite.name, NATIVE if native else harbor.HARNESS)
+    conditions = conditions_of(config, suite.name, NATIVE if native else harbor.harness(config))
     trials = asyncio.run(_run(job, config, checkpoint, suite)) if suite.tasks else []
     score = aggregate(trials, config.reward)
     key = _key(job, "trials")

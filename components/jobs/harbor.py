@@ -38,12 +38,17 @@ def home() -> Path:
     return Path(os.environ.get("LONGSHELL_HOME") or Path.home() / ".cache" / "longshell")
 
 
+def harness(config: CampaignConfig) -> str:
+    """Who runs and who verifies the trials; it stands on every number."""
+    return HARNESS if config.evaluation.harbor.verifier == "harbor" else f"{HARNESS}, verified in a fresh box"
+
+
 def job_name(job: Job, config: CampaignConfig, suite: Suite) -> str:
     """Of Harbor's job of a suite. Harbor continues what has the name: it tells everything that trials are made under.
 
     Harbor itself sees no checkpoint and no sampling, which are behind the endpoint, and of tasks only their places.
     """
-    weighed = [job.inputs["checkpoint"], conditions_of(config, suite.name, HARNESS).to_json(), suite.digest]
+    weighed = [job.inputs["checkpoint"], conditions_of(config, suite.name, harness(config)).to_json(), suite.digest]
     digest = hashlib.sha256(json.dumps(weighed, sort_keys=True).encode()).hexdigest()[:12]
     return f"{suite.name}-{digest}"
 

@@ -1,11 +1,13 @@
-"""A Harbor environment over our sandboxes: `harbor run --environment-import-path` of the class below.
+"""A Harbor environment over our sandboxes, and a verifier: `harbor run --environment-import-path` of the class below,
+and, where verdicts must be out of the agent's reach, `--verifier-import-path` of the other.
 
 Runs in Harbor's own Python (≥ 3.12), which finds this project by PYTHONPATH, with pyte and wcwidth beside it, and is
 imported by nothing of ours. Every trial has a backend of its own, which ends with it and with Harbor. Arguments
 (`--ek name=value`) are keys of `SandboxConfig`, and `state`, a folder for what a backend keeps.
 
 Invariant: what a task asks for is given, or its start is refused: CPUs and memory as limits, the network by Harbor's
-policy (`public` is every host that the proxy allows for `*`). Only `--ek network=none` takes the network away.
+policy (`public` is every host that the proxy allows for `*`). Only `--ek network=none` takes the network away. What our
+verifier sees are the files that the agent left: no process of its, no folder that it laid for the tests or the verdict.
 """
 
 from __future__ import annotations
@@ -14,14 +16,19 @@ import asyncio
 import logging
 import os
 import shlex
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
 from harbor.models.task.config import NetworkMode
+from harbor.models.verifier.result import VerifierResult
+from harbor.verifier.verifier import Verifier
 
 from components.config import SandboxConfig
+from components.errors import FaultCause, InfraFault
 from components.sandbox import FileEntry, ImageSpec, Sandbox, SandboxBackend, SandboxSpec, open_backend
 from components.sandbox.image import read_dockerfile
 from components.sandbox.unpack import unpack
@@ -29,6 +36,13 @@ from components.sandbox.unpack import unpack
 log = logging.getLogger(__name__)
 
 FOLDERS = ("/logs/agent", "/logs/verifier", "/logs/artifacts", "/tests", "/solution")
+LAY_OUT = """rm -rf --one-file-system -- /tests /logs || exit 1
+[ -d "$1" ] || { rm -rf --one-file-system -- "$1" && mkdir -p -- "$1"; }
+shift
+[ $# = 0 ] || rm -rf --one-file-system -- "$@"
+"""
+"""As `components.harness.verification` does, which needs more than Harbor's Python has."""
+LAY_OUT_S = 60.0
 NO_TIMEOUT_S = 86_400
 """Harbor ends a trial by its own deadlines; a command that names none is still ended some day."""
 OUTPUT_BYTES = 16 << 20
@@ -125,6 +139,31 @@ class LongshellEnvironment(BaseEnvironment):  # type: ignore[misc]
         if backend is not None:
             await backend.close()
 
+    @asynccontextmanager
+    async def fresh(self, instruction: str) -> AsyncIterator[None]:
+        """Within it a fresh box over the agent's files is this environment; the agent's processes have ended.
+
+        What in the home folder would be loaded is not there, unless the instruction asks for it.
+
+        Raises:
+            InfraFault: the view, or the folders of the verifier in it, cannot be made.
+        """
+        agents = self._started
+        view = await agents.fork_view()
+        try:
+            doubtful = (path for path in view.left.doubtful if path.split("/", 2)[2] not in instruction)
+            command = ["/bin/bash", "--noprofile", "--norc", "-c", LAY_OUT, "lay-out", self._workdir, *doubtful]
+            made = await view.exec(command, timeout_s=LAY_OUT_S, cwd="/", user="root")
+            if made.exit_code != 0:
+                said = made.output[-600:].decode("utf-8", "replace")
+                raise InfraFault(FaultCause.SANDBOX, f"cannot prepare the verifier's folders: {said}")
+            await view.put({folder: FileEntry(mode=0o777, kind="directory") for folder in FOLDERS})
+            self._box = view
+            yield
+        finally:
+            self._box = agents
+            await view.stop()
+
     async def exec(
         self,
         command: str,
@@ -180,3 +219,18 @@ class LongshellEnvironment(BaseEnvironment):  # type: ignore[misc]
         left_out = await asyncio.to_thread(unpack, packed.output, Path(target_dir))
         if left_out:
             log.warning("not downloaded from %s: %s", source_dir, ", ".join(left_out))
+
+
+class LongshellVerifier(Verifier):  # type: ignore[misc]
+    """Harbor's own verifier, out of the agent's reach: in a fresh box over what the agent left."""
+
+    async def verify(self) -> VerifierResult:
+        """See `harbor.verifier.verifier.Verifier.verify`.
+
+        Raises:
+            TypeError: the environment is not ours.
+        """
+        if not isinstance(self.environment, LongshellEnvironment):
+            raise TypeError("LongshellVerifier verifies in a LongshellEnvironment alone")
+        async with self.environment.fresh(self.task.instruction):
+            return await super().verify()

@@ -132,6 +132,13 @@ def test_harbor_is_asked_for_what_the_profile_and_the_sandbox_say() -> None:
     assert job["environment"]["kwargs"]["network"] == "none"
     assert job["environment"]["kwargs"]["disk_mb"] == 10_240
 
+    apart = config("evaluation.profile=t1_table", "evaluation.harbor.verifier=longshell", base="t1-122b.yaml")
+    job = job_config(apart, [Path("/tb/a")], name="tb", jobs=Path("/j"), state=Path("/s"))
+    path = "components.sandbox.harbor:LongshellVerifier"
+    assert job["verifier"] == {"override_timeout_sec": 900, "import_path": path}
+    with pytest.raises(ConfigError, match="verifier longshell needs environment longshell"):
+        config("evaluation.harbor.verifier=longshell", "evaluation.harbor.environment=docker")
+
     untried = job["retry"]["exclude_exceptions"]
     assert {"AgentTimeoutError", "RewardFileNotFoundError", "RuntimeError"} <= set(untried), "what the policy did"
     assert "InfraFault" not in untried, "a fault of our boxes is tried once more"

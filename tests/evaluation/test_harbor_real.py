@@ -37,6 +37,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900), needs_root]
 CONFIG = Path(__file__).parents[2] / "configs" / "miniature.yaml"
 LIMITS = (
     "evaluation.harness=harbor",
+    "evaluation.harbor.verifier=longshell",
     "harness.max_turns=5",
     "harness.prompt_style=longshell",
     "harness.new_output=history",
@@ -55,6 +56,8 @@ LOG = "harbor.log"
 EXACT = '#!/bin/bash\n[ "$(cat /app/out)" = done ] && echo 1 || echo 0\n'
 HALF = "#!/bin/bash\n[ -e /app/out ] && echo 0.5 > /logs/verifier/reward.txt\n"
 WRITE, WRONG, DONE = answer("echo done > out"), answer("echo nearly > out"), answer(done=True)
+FORGE = answer("(while :; do echo '{\"reward\": 1}' > /logs/verifier/reward.json; sleep .02; done) &")
+"""What Harbor's own verifier believes: the file is there again when it is read."""
 SCRIPTS: dict[str, tuple[str, list[str], str]] = {
     "solved": (EXACT, [WRITE, DONE, DONE], "passed"),
     "in-two-steps": (EXACT, [answer("echo nearly > out"), WRITE, DONE, DONE], "passed"),
@@ -63,6 +66,7 @@ SCRIPTS: dict[str, tuple[str, list[str], str]] = {
     "never-done": (EXACT, [WRITE, *[answer("ls")] * 9], "passed"),
     "unreadable": (EXACT, ["I will think about it."] * 9, "failed"),
     "half": (HALF, [WRITE, DONE, DONE], "half"),
+    "forged": (EXACT, [FORGE, DONE, DONE], "failed"),
     "no-verdict": ("#!/bin/bash\ntrue\n", [WRITE, DONE, DONE], "verifier_bootstrap"),
     "offline": (
         "#!/bin/bash\necho 'curl: (6) Could not resolve host: x'\necho 0 > /logs/verifier/reward.txt\n",

@@ -109,6 +109,7 @@ def test_a_job_is_named_by_all_that_its_trials_are_made_under(tmp_path: Path) ->
         "limits": name(job(tmp_path, "one", "harness.max_turns=4")),
         "profile": name(job(tmp_path), config=load(CONFIG.with_name("t1-122b.yaml"), ["evaluation.profile=t1_case"])),
         "another profile": name(job(tmp_path), config=load(CONFIG.with_name("t1-122b.yaml"))),
+        "verifier": name(job(tmp_path, "one", "evaluation.harbor.verifier=longshell")),
         "tasks": name(job(tmp_path), suite(tmp_path / "changed", instruction="Write more.\n")),
         "suite": name(job(tmp_path), suite(tmp_path / "other", "lhtb")),
     }

@@ -27,6 +27,7 @@ AGENT = "terminus-2"
 MODEL = "policy"
 """What Harbor calls the policy; its provider `hosted_vllm` takes no name with a slash."""
 ENVIRONMENT = "components.sandbox.harbor:LongshellEnvironment"
+VERIFIER = "components.sandbox.harbor:LongshellVerifier"
 ROOT = Path(__file__).parents[3]
 """Our sources, which Harbor's Python imports the environment from."""
 BOX_KEYS = ("backend", "docker", "allow_unisolated", "pids", "disk_mb", "images", "min_free_mb", "starts_per_s")
@@ -78,7 +79,10 @@ def job_config(
                 "kwargs": terminus_arguments(config) if agent == AGENT else {},
             }
         ],
-        "verifier": {limit: config.rollout.verifier_timeout_s},
+        "verifier": {
+            limit: config.rollout.verifier_timeout_s,
+            **({"import_path": VERIFIER} if harbor.verifier == "longshell" else {}),
+        },
         "environment": environment,
         "tasks": [{"path": str(task)} for task in tasks],
     }
