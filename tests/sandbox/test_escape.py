@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -83,6 +84,35 @@ async def test_loopback_of_one_box_is_not_another_s(root_backend: ZygoteBackend,
     assert (await sh(box, f'python3 -c "{listen}"'))[1] == "up\n"
     assert (await sh(other, f'python3 -c "{listen}"'))[1] == "up\n"
     await other.stop()
+
+
+TAKE = """
+import ctypes, sys, time
+libc = ctypes.CDLL(None)
+taken = 0
+while taken < 4096 and libc.inotify_init1(0) >= 0: taken += 1
+print(taken, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("privileged", [True, False])
+async def test_what_one_box_takes_of_the_kernels_counts_is_left_to_others(
+    root_backend: ZygoteBackend, unprivileged_backend: ZygoteBackend, privileged: bool
+) -> None:
+    """Every box's user namespace was root's, who had no inotify left, nor had any other box."""
+    backend = root_backend if privileged else unprivileged_backend
+    greedy, other = [await backend.start(SMALL) for _ in range(2)]
+    await greedy.put({"/app/take.py": TAKE.encode()})
+    hold = "(sleep 60 | python3 take.py > taken) & until [ -s taken ]; do sleep 0.05; done; cat taken"
+    assert int((await sh(greedy, hold))[1]) >= 16
+    result = await other.exec(["python3", "-c", TAKE], timeout_s=20)
+    assert int(result.output) >= 16
+    if privileged:
+        instance = ctypes.CDLL(None, use_errno=True).inotify_init1(0)
+        assert instance >= 0, os.strerror(ctypes.get_errno())
+        os.close(instance)
+    await asyncio.gather(greedy.stop(), other.stop())
 
 
 async def test_a_process_may_trace_its_own_child(box: Sandbox) -> None:

@@ -11,7 +11,7 @@ from components.sandbox import SandboxSpec, ZygoteBackend, leases
 from components.sandbox.zygote import trees
 from tests.conformance.sandbox_suite import sh
 
-DEPTH = 1500
+DEPTH = 1100
 """More than Python recurses, and a path that is longer than the kernel takes."""
 DIG = f"import os\nfor _ in range({DEPTH}): os.mkdir('ddd'); os.chdir('ddd')\nopen('end', 'w').write('here')"
 

@@ -14,7 +14,7 @@ import socket
 import stat
 from typing import NamedTuple
 
-from . import cgroups, kernel, seccomp, userland
+from . import cgroups, kernel, seccomp, userland, wire
 from .changes import HIDDEN, PRISTINE
 from .userland import BOX, NEW, SHELL, VIEW_SHELL, Userland
 
@@ -38,6 +38,14 @@ SECRET_FILES = ("kcore", "keys", "timer_list", "sysrq-trigger", "kallsyms", "kms
 SECRET_FOLDERS = ("acpi", "scsi")
 READ_ONLY_FOLDERS = ("bus", "fs", "irq", "sys")
 OPEN_FILES = 4096
+CREATORS = 1 << 16
+"""Above the first user of the boxes: from there on every box has a user of the host's, by its pid, who creates its user
+namespace and is nobody otherwise. The kernel counts against that user what there is of a kind for each (inotify's
+instances and watches, signals, locked memory), and all boxes of one would have to share it, with root if that is he."""
+COUNTS = {
+    "max_inotify_instances": 32, "max_inotify_watches": 16_384, "max_fanotify_groups": 32, "max_fanotify_marks": 16_384,
+}  # fmt: skip
+"""What a box may have of what the kernel counts, where all boxes are the same user's of the host."""
 PROXY_PORT = 3128
 SHELLS = (f"{NEW}/usr/bin/bash", f"{NEW}/bin/bash")
 
@@ -257,16 +265,33 @@ def _hide_kernel_files() -> None:
             kernel.mount("none", path, None, kernel.BIND | kernel.REMOUNT | kernel.RDONLY | flags)
 
 
-def _enter_user_namespace(sync: socket.socket, privileged: bool) -> None:
+def _enter_user_namespace(sync: socket.socket, creator: int | None, counts: int) -> None:
     """A user namespace of this box; the zygote writes its map and keeps a handle on its mounts."""
+    mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    if creator is not None:
+        kernel.become_user(creator)
     kernel.unshare(kernel.NEWUSER)
-    sync.send(b"map")
+    wire.send(sync, {}, [mounts])
+    os.close(mounts)
     if sync.recv(8) != b"mapped":
         raise OSError(0, "the zygote did not map the box's users")
-    if privileged:
+    if creator is None:
+        _limit_counts(counts)
+    else:
         os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
+
+
+def _limit_counts(counts: int) -> None:
+    """Of this user namespace, whose only user is root; `counts` is the folder of the kernel's limits."""
+    for name, most in COUNTS.items():
+        try:
+            limit = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=counts)
+        except FileNotFoundError:  # a kernel without it
+            continue
+        os.write(limit, str(most).encode())
+        os.close(limit)
 
 
 def _set_rlimits(limits: cgroups.Limits, without_groups: bool, disk_bytes: int) -> None:
@@ -304,8 +329,11 @@ def become_box(order: Order, tools: Tools, sync: socket.socket) -> Handles:
     folder = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     uppers = {name: os.open(f"{BOX}/{name}", folder) for name in systems(order)}
     storage = os.open(f"{BOX}/root", folder)
+    counts = os.open("/proc/sys/user", folder)
+    creator = tools.userland.root_uid + CREATORS + int(os.readlink("/proc/self")) if privileged else None
     kernel.enter_root(NEW)
-    _enter_user_namespace(sync, privileged)
+    _enter_user_namespace(sync, creator, counts)
+    os.close(counts)
     os.setsid()
     os.umask(0o022)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)

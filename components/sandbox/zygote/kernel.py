@@ -18,6 +18,7 @@ BIND, REC, PRIVATE = 4096, 16384, 1 << 18
 DETACH = 2
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_CAPBSET_DROP = 1, 4, 15, 24
+PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP = 28, 4
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 36, 38, 47
 CAP_AMBIENT_CLEAR_ALL = 4
 
@@ -161,6 +162,12 @@ def set_file_owner(uid: int, gid: int) -> None:
     """Owner of the files this process creates from now on."""
     libc.setfsuid(uid)
     libc.setfsgid(gid)
+
+
+def become_user(uid: int) -> None:
+    """Another user, with the capabilities that this one has."""
+    prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP)
+    os.setresuid(uid, uid, uid)
 
 
 def set_hostname(name: str) -> None:

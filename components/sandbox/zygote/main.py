@@ -272,10 +272,10 @@ class Zygote:
     def _map_users(self, name: str, box: Box, sync: socket.socket) -> None:
         """A box asks once, when its mounts stand; its end closes the socket too."""
         self._poll.unregister(sync)
-        asked = sync.recv(8)
+        asked = wire.receive(sync)
         mounts = None
-        if asked:
-            mounts = os.open(f"/proc/{box.pid}/ns/mnt", os.O_RDONLY)
+        if asked is not None:
+            _, (mounts,) = asked
             assert self._tools is not None
             first_uid = self._tools.userland.root_uid
             userland.write_maps(box.pid, first_uid, self._settings.uid_count if first_uid else 1)
