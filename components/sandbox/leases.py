@@ -30,8 +30,9 @@ T = TypeVar("T")
 SWEEP_PATIENCE_S = 2.0
 LEASE = re.compile(r"(\d+)-(\d+)-(\d+)-[0-9a-f]{8}")
 HEARTBEAT_S = 15.0
-SWEEP_EVERY = 20
-"""Heartbeats between two sweeps of a living backend: what others left does not wait for the next one to open."""
+SWEEP_EVERY = 4
+"""Heartbeats between two sweeps of a living backend, a minute: what others left does not wait for the next one to open.
+A sweep takes 3 ms of the processor where 16 backends live."""
 GONE = (errno.ENOENT, errno.ENODEV)
 """What is said of a control group that is no more, by its path and by one of its files that was open."""
 STALE_S = 600.0

@@ -125,6 +125,10 @@ async def test_a_manager_killed_with_its_zygote_is_swept_by_the_next(tmp_path: P
     assert not list((tmp_path / "leases").iterdir()) + list((tmp_path / "boxes").iterdir())
 
 
+async def test_what_others_left_waits_no_longer_than_a_minute() -> None:
+    assert leases.HEARTBEAT_S * leases.SWEEP_EVERY <= 60
+
+
 async def test_a_sweep_spares_what_lives_and_what_it_cannot_judge(tmp_path: Path) -> None:
     me = leases.current_owner()
     strangers = {
