@@ -82,6 +82,42 @@ def test_what_is_no_folder_above_the_records_is_not_sent(tmp_path: Path) -> None
         assert archive.getnames() == [f"{tmp_path}/var".lstrip("/")]
 
 
+def test_holes_of_files_are_not_sent_and_are_holes_again(tmp_path: Path) -> None:
+    """Eight files of 2 GB without a byte in them were sent as zeros, until the copy's time was up: a fault."""
+    full, empty = tmp_path / "full", tmp_path / "empty"
+    for path, parts in ((full, {0: b"begin", 5 << 20: b"middle" * 1000}), (empty, {})):
+        with path.open("wb") as file:
+            for place, data in parts.items():
+                file.seek(place)
+                file.write(data)
+            file.truncate(1 << 30)
+        path.chmod(0o750)
+    sent: list[bytes] = []
+    assert transfer.pack([str(full), str(empty)], [], sent.append) == []
+    assert sum(map(len, sent)) < 1 << 20
+    for path in (full, empty):
+        path.unlink()
+    pieces = iter([*sent, b""])
+    transfer.unpack(lambda: next(pieces))
+    for path in (full, empty):
+        assert (path.stat().st_size, path.stat().st_mode & 0o777) == (1 << 30, 0o750)
+        assert path.stat().st_blocks * 512 < 1 << 20
+    with full.open("rb") as file:
+        assert file.read(6) == b"begin\0"
+        file.seek(5 << 20)
+        assert file.read(6001) == b"middle" * 1000 + b"\0"
+
+
+def test_what_has_too_long_a_path_is_left_out_and_told(tmp_path: Path) -> None:
+    """Nothing of a box was copied when a program had gone down as far as that, in steps."""
+    (tmp_path / "kept").write_text("x")
+    long = f"{tmp_path}{'/folder' * 900}"
+    sent: list[bytes] = []
+    assert transfer.pack([f"{tmp_path}/kept", long], [], sent.append) == [long]
+    with tarfile.open(fileobj=io.BytesIO(b"".join(sent))) as archive:
+        assert archive.getnames() == [f"{tmp_path}/kept".lstrip("/")]
+
+
 async def test_a_box_over_its_disk_has_who_writes_ended_and_then_its_shells_but_is_no_fault() -> None:
     asked: list[bool] = []
 

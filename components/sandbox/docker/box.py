@@ -21,7 +21,7 @@ from components.sandbox.docker.images import Image
 from components.sandbox.docker.outlet import Outlet
 from components.sandbox.docker.stream import BoxStream, RemoteLine
 from components.sandbox.image import normal_path
-from components.sandbox.zygote.changes import AT_HOME, HOME, MOST_TOLD
+from components.sandbox.zygote.changes import AT_HOME, HOME, MOST_TOLD, printable, told
 
 if TYPE_CHECKING:
     from components.sandbox.docker.backend import DockerBackend
@@ -151,7 +151,7 @@ class DockerBox(Box[DockerLife]):
         except BaseException:
             await asyncio.shield(self._backend.end(life))
             raise
-        replaced = [f"replaced {path}" for path in copied.left]
+        replaced = told(f"replaced {printable(path)}" for path in copied.left)
         reverted = [*said["changed"], *replaced, *changed.reverted][: 2 * MOST_TOLD]
         left = Left(tuple(reverted), tuple(doubtful), tuple(said["ended"]))
         return DockerView(self._backend, self._spec, life, left)

@@ -6,15 +6,22 @@ what is unpacked in that order replaces whatever of the image stands in its way,
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import stat
 import tarfile
 from collections.abc import Callable
-from typing import Any
+from typing import Any, BinaryIO
+
+from . import trees
 
 PIECE_BYTES = 1 << 20
+MOST_PATH = 4000
+"""Bytes of a path. The kernel takes 4,095; a longer one, which programs reach in steps, is left out."""
+RUNS, SIZE = "LONGSHELL.runs", "LONGSHELL.size"
+"""Of a file with holes, which an archive has without them: where what was written of it begins, and how long it is."""
 UNKNOWN, NO_TEXT = "\ufffd", re.compile("[\udc80-\udcff]")
 
 
@@ -51,13 +58,35 @@ class _Receiver:
             self._ended = not self._receive()
 
 
+class _Written:
+    """A file to read from, without its holes."""
+
+    def __init__(self, file: BinaryIO, runs: list[tuple[int, int]]) -> None:
+        self._file = file
+        self._runs = list(runs)
+        self._read = 0
+
+    def read(self, size: int) -> bytes:
+        if not self._runs:
+            return b""
+        start, length = self._runs[0]
+        data = os.pread(self._file.fileno(), min(size, length - self._read), start + self._read)
+        self._read += len(data)
+        if self._read == length:
+            del self._runs[0]
+            self._read = 0
+        return data if len(data) == size or not data else data + self.read(size - len(data))
+
+
 def pack(paths: list[str], folders: list[str], send: Callable[[bytes], None]) -> list[str]:
     """Send what stands at these paths: no folder's contents, no sockets, no devices.
 
     What stands at one of `folders` and is none, but a link perhaps, is not sent, and given back: the other box has what
-    its image has there, and what is below it.
+    its image has there, and what is below it. Nor is what has too long a path. Holes of files are not sent.
     """
     sender: Any = _Sender(send)
+    long = [path for path in paths if len(os.fsencode(path)) > MOST_PATH]
+    paths = [path for path in paths if path not in {*long}]
     left = [path for path in paths if path in folders and os.path.lexists(path) and not _is_folder(path)]
     with tarfile.open(fileobj=sender, mode="w|", bufsize=PIECE_BYTES, format=tarfile.PAX_FORMAT) as archive:
         for path in _found([path for path in paths if path not in left]):
@@ -70,10 +99,30 @@ def pack(paths: list[str], folders: list[str], send: Callable[[bytes], None]) ->
             entry.uname = entry.gname = ""
             if entry.isreg():
                 with open(path, "rb") as file:
-                    archive.addfile(entry, file)
+                    runs = _runs(file.fileno())
+                    _leave_out_holes(entry, runs)
+                    written: Any = _Written(file, runs)
+                    archive.addfile(entry, written)
             else:
                 archive.addfile(entry)
-    return left
+    return [*left, *long]
+
+
+def _runs(file: int) -> list[tuple[int, int]]:
+    """Where what was written of a file begins, and how much that is."""
+    found = []
+    end = 0
+    while (start := trees.next_data(file, end)) is not None:
+        end = os.lseek(file, start, os.SEEK_HOLE)
+        found.append((start, end - start))
+    return found
+
+
+def _leave_out_holes(entry: tarfile.TarInfo, runs: list[tuple[int, int]]) -> None:
+    held = sum(length for _, length in runs)
+    if held < entry.size:
+        entry.pax_headers = {RUNS: json.dumps(runs), SIZE: str(entry.size)}
+        entry.size = held
 
 
 def _found(paths: list[str]) -> list[str]:
@@ -122,6 +171,9 @@ def unpack(receive: Callable[[], bytes]) -> None:
                 path = f"/{entry.name}"
                 if os.path.lexists(path) and not (entry.isdir() and _is_folder(path)):
                     remove([path])
+                if RUNS in entry.pax_headers:
+                    _write_with_holes(archive, entry, path)
+                    continue
                 archive.extract(entry, "/", set_attrs=not entry.isdir(), numeric_owner=True)
                 if entry.isdir():
                     folders.append(entry)
@@ -131,6 +183,24 @@ def unpack(receive: Callable[[], bytes]) -> None:
                 os.utime(f"/{entry.name}", (entry.mtime, entry.mtime), follow_symlinks=False)
     finally:
         source.finish()
+
+
+def _write_with_holes(archive: tarfile.TarFile, entry: tarfile.TarInfo, path: str) -> None:
+    source = archive.extractfile(entry)
+    assert source is not None, "it is a file"
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(target, "wb") as file:
+        for start, length in json.loads(entry.pax_headers[RUNS]):
+            file.seek(start)
+            while length:
+                piece = source.read(min(length, PIECE_BYTES))
+                length -= file.write(piece)
+        file.truncate(int(entry.pax_headers[SIZE]))
+        file.flush()
+        os.chown(target, entry.uid, entry.gid)
+        os.chmod(target, entry.mode)
+        os.utime(target, (entry.mtime, entry.mtime))
 
 
 def _is_folder(path: str) -> bool:
