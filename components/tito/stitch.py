@@ -7,7 +7,6 @@ for the comparison of its prompt with the one before.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,9 @@ from components.errors import RecordError
 from components.records import Float32, Int32, Routing, Sample, Turn
 from components.routing import checksum
 from components.tito.boundary import PROMPT_TAIL, Boundary, Case, Tokenizer, as_int32, decide
+
+BLOCK = 512
+"""Tokens of a prompt that are hashed at once."""
 
 
 def stitch(turns: Sequence[Turn], tokenizer: Tokenizer, *, trial_id: str = "") -> list[Sample]:
@@ -67,7 +69,7 @@ class Stitcher:
         context = turn.prompt_ids[cut:]
         if turn.routing is not None:
             chunk.add_routing(turn.routing, context, cut, same_token=self._resumes_on_sampled(turn, cut))
-        prompt = self._prompts.digest(turn.prompt_ids, follows=cut > 0)
+        prompt = self._prompts.hash(turn.prompt_ids, follows=cut > 0)
         chunk.add(context, turn.completion_ids, turn.logprobs, trained=self._is_new_node(turn, prompt))
         self._last = turn
 
@@ -80,10 +82,10 @@ class Stitcher:
         """Whether the token before the cut is the stream's last one, so that its routing row is that token's."""
         return cut == 0 or self._chunks[-1].last_id == turn.prompt_ids[cut - 1]
 
-    def _is_new_node(self, turn: Turn, prompt: bytes) -> bool:
+    def _is_new_node(self, turn: Turn, prompt: int) -> bool:
         """Branches that share a node list it once each; it is trained where it comes first.
 
-        Known again by the digest of its prompt, its ids and their log-probs: the prompt itself is not kept.
+        Known again by the hash of its prompt, its ids and their log-probs: the prompt itself is not kept.
         """
         node = (turn.weight_version, prompt, turn.completion_ids.tobytes(), turn.logprobs.tobytes())
         if node in self._nodes:
@@ -111,26 +113,22 @@ def _between(last: Turn, turn: Turn, tokenizer: Tokenizer) -> Boundary:
 
 
 class _Prompts:
-    """Digests of a trial's prompts. Of one that follows, only what is new is read: the state before the tail that a
-    template may drop (`PROMPT_TAIL`) is kept."""
+    """Hashes of a trial's prompts, in blocks. Of one that follows, only blocks that are not known to be as in the one
+    before are read: a template may have changed that one's tail (`PROMPT_TAIL`)."""
 
     def __init__(self) -> None:
-        self._head, self._length = _digest(), 0
+        self._blocks = [0]
+        """Of the last prompt's first blocks, none to all: each with those before it."""
+        self._known = 0
+        """Tokens that the next prompt has in common, if it follows."""
 
-    def digest(self, prompt: Int32, *, follows: bool) -> bytes:
-        """Of the whole prompt. One that follows agrees with the one before it up to that one's tail."""
-        length = max(len(prompt) - PROMPT_TAIL, 0)
-        if not follows or length < self._length:
-            self._head, self._length = _digest(), 0
-        self._head.update(prompt[self._length : length].tobytes())
-        self._length = length
-        whole = self._head.copy()
-        whole.update(prompt[length:].tobytes())
-        return whole.digest()
-
-
-def _digest() -> hashlib.blake2b:
-    return hashlib.blake2b(digest_size=16)
+    def hash(self, prompt: Int32, *, follows: bool) -> int:
+        """Of the whole prompt; comparable within this process."""
+        del self._blocks[1 + (self._known // BLOCK if follows else 0) :]
+        for start in range(BLOCK * (len(self._blocks) - 1), len(prompt) - BLOCK + 1, BLOCK):
+            self._blocks.append(hash((self._blocks[-1], prompt[start : start + BLOCK].tobytes())))
+        self._known = max(len(prompt) - PROMPT_TAIL, 0)
+        return hash((self._blocks[-1], prompt[BLOCK * (len(self._blocks) - 1) :].tobytes()))
 
 
 @dataclass(slots=True, eq=False)

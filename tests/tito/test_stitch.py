@@ -16,6 +16,7 @@ from components.records import Turn
 from components.routing import checksum
 from components.tito import Stitcher, audit, boundaries, stitch
 from components.tito.boundary import PROMPT_TAIL
+from components.tito.stitch import _Prompts
 
 from .toy import END, MODES, RandomBpe, ToyTokenizer, converse, make_turn
 
@@ -309,3 +310,16 @@ def test_the_stream_keeps_what_was_sampled_when_the_caller_reuses_its_arrays():
     stitcher.append(one)
     one.completion_ids[:] = END
     assert spell(stitcher.samples()[0]) == "p:[foo]"
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=30, deadline=None)
+def test_a_prompt_has_one_hash_whatever_came_before_it(seed):
+    rng = np.random.default_rng(seed)
+    prompts, known = _Prompts(), []
+    for _ in range(6):
+        last = known[-1] if known else np.zeros(0, np.int32)
+        keeps = max(len(last) - int(rng.integers(0, PROMPT_TAIL + 1)), 0)
+        known.append(np.concatenate([last[:keeps], rng.integers(0, 9, int(rng.integers(1, 700))).astype(np.int32)]))
+        assert prompts.hash(known[-1], follows=len(known) > 1) == _Prompts().hash(known[-1], follows=False)
+    assert len({_Prompts().hash(each, follows=False) for each in known}) == len({each.tobytes() for each in known})
