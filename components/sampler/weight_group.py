@@ -46,6 +46,7 @@ class WeightGroup:
 
     def __init__(self, address: GroupAddress, rank: int, *, timeout_s: float, store: Store | None = None) -> None:
         self._name = address.name
+        self._device = _DEVICE[address.backend]
         timeout = timedelta(seconds=timeout_s)
         try:
             if store is None:
@@ -59,13 +60,16 @@ class WeightGroup:
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Sends the tensors from rank 0, or fills them elsewhere, one collective each, in order.
 
+        Rank 0's may be anywhere and are taken to where the backend sends from; those to be filled must be there.
+
         Raises:
             InfraFault: SAMPLER; a member left or the timeout passed. The tensors are then worthless.
         """
         options = BroadcastOptions()
         options.rootRank = 0
         try:
-            for work in [self._group.broadcast([tensor], options) for tensor in tensors]:
+            placed = [tensor.to(self._device) for tensor in tensors]
+            for work in [self._group.broadcast([tensor], options) for tensor in placed]:
                 work.wait()
         except RuntimeError as error:
             raise self._fault("broke", error) from error

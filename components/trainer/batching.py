@@ -11,7 +11,7 @@ rows (N-1 of them) are one and the same index, and a whole micro-batch is their 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,15 @@ class MicroBatch:
     streams_M: Tensor
     routing_LRK: Tensor | None
 
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same there. The routing stays where it is: each router takes its own part of it (`replay`)."""
+        moved = {name: getattr(self, name).to(device) for name in _MOVED}
+        padding = None if self.padding_T is None else self.padding_T.to(device)
+        return replace(self, padding_T=padding, **moved)
+
+
+_MOVED = ("ids_T", "offsets_T", "rows_M", "places_M", "targets_M", "streams_M")
+
 
 def micro_batches(samples: Sequence[Sample], capacity: int, *, replay: bool, share: Share = WHOLE) -> list[MicroBatch]:
     """Packs `samples` into micro-batches of at most `capacity` tokens; streams of one token have nothing to learn.
@@ -151,18 +160,19 @@ def trainable_streams(samples: Sequence[Sample]) -> int:
 
 
 def gather(batch: MicroBatch, arrays: Sequence[NDArray[np.float32]]) -> Tensor:
-    """float32[M]: what stands at the trainable tokens in per-sample arrays aligned with the tokens."""
+    """float32[M], where the batch is: what stands at the trainable tokens in arrays aligned with the samples."""
+    where = batch.places_M.device
     if not batch.streams:
-        return torch.zeros(0)
+        return torch.zeros(0, device=where)
     laid = np.concatenate([arrays[index][1:] for index in batch.streams]).astype(np.float32, copy=False)
-    return torch.from_numpy(laid)[batch.places_M]
+    return torch.from_numpy(laid).to(where)[batch.places_M]
 
 
 def scatter(batch: MicroBatch, values_M: Tensor, into: Sequence[NDArray[np.float32]]) -> None:
     """Writes one value a trainable token into per-sample arrays aligned with the tokens; zero elsewhere."""
     if not batch.streams:
         return
-    laid = torch.zeros(sum(batch.lengths)).index_copy_(0, batch.places_M, values_M.float().cpu()).numpy()
+    laid = torch.zeros(sum(batch.lengths)).index_copy_(0, batch.places_M.cpu(), values_M.float().cpu()).numpy()
     for index, part in zip(batch.streams, np.split(laid, np.cumsum(batch.lengths)[:-1]), strict=True):
         into[index][1:] = part
 

@@ -129,12 +129,11 @@ def matrix_parts(
     for parameter, name in names.items():
         kind = name.removesuffix(".weight").rpartition(".")[2]
         if kind == "linear_qkv":
-            parts += [Matrices(parameter, 1, rows, rows_cut) for rows in _query_key_value_rows(model, ranks)]
+            parts += _chosen(parameter, _query_key_value_rows(model, ranks), rows_cut)
         elif kind == "in_proj":
-            parts += [Matrices(parameter, 1, rows, rows_cut) for rows in _delta_net_rows(model, ranks)]
+            parts += _chosen(parameter, _delta_net_rows(model, ranks), rows_cut)
         elif "shared_experts.linear_fc1" in name:
-            gate, up = torch.arange(len(parameter)).view(-1, 2).unbind(1)
-            parts += [Matrices(parameter, 1, rows, rows_cut) for rows in (gate, up)]
+            parts += _chosen(parameter, torch.arange(len(parameter)).view(-1, 2).unbind(1), rows_cut)
         elif kind in ("linear_proj", "out_proj") or "shared_experts.linear_fc2" in name:
             parts.append(Matrices(parameter, 1, cut=columns_cut))
         elif kind == "linear_fc1":
@@ -142,6 +141,11 @@ def matrix_parts(
         elif kind == "linear_fc2":
             parts.append(Matrices(parameter, len(parameter)))
     return parts
+
+
+def _chosen(parameter: Tensor, kinds: Sequence[Tensor], cut: Cut | None) -> list[Matrices]:
+    """One matrix of each kind of rows."""
+    return [Matrices(parameter, 1, rows.to(parameter.device), cut) for rows in kinds]
 
 
 def _query_key_value_rows(model: ModelConfig, ranks: int) -> list[Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -145,7 +146,7 @@ class Network:
         return results
 
     def _forward(self, loss: Loss[Result], count: int, batches: Iterator[MicroBatch], model: Any) -> Any:
-        batch = next(batches)
+        batch = next(batches).to(device())
         # A micro-batch that only keeps ranks in step has no tokens to balance.
         self.config.moe_aux_loss_coeff = self._aux_loss_coef if batch.streams else 0.0
         with plain_torch(), self._selecting(batch):
@@ -210,8 +211,8 @@ def take_aux_loss(layers: int) -> float:
 def _packed(batch: MicroBatch) -> Any:
     from megatron.core.packed_seq_params import PackedSeqParams
 
-    borders = torch.tensor(batch.borders, dtype=torch.int32)
-    longest = int(borders.diff().max())
+    borders = torch.tensor(batch.borders, dtype=torch.int32, device=batch.ids_T.device)
+    longest = max(end - start for start, end in pairwise(batch.borders))
     return PackedSeqParams(
         qkv_format="thd", cu_seqlens_q=borders, cu_seqlens_kv=borders, max_seqlen_q=longest, max_seqlen_kv=longest
     )

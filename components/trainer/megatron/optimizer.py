@@ -212,7 +212,7 @@ class ShardedPart:
     def read(self, parameter: Tensor) -> dict[str, Tensor]:
         """See `Part.read`. Every rank must call it."""
         place, state = self._own(parameter)
-        found = {"step": torch.zeros(())}
+        found = {"step": torch.zeros((), device=parameter.device)}
         for key in ("exp_avg", "exp_avg_sq"):
             found[key] = torch.zeros_like(parameter)
             if state is not None:
@@ -243,7 +243,8 @@ class ShardedPart:
 
 def _moments(parameter: Tensor) -> dict[str, Tensor]:
     zeros = torch.zeros_like(parameter), torch.zeros_like(parameter)
-    return {"step": torch.zeros(()), "exp_avg": zeros[0], "exp_avg_sq": zeros[1]}
+    step = torch.zeros((), device=parameter.device)  # where the fused kernel wants it
+    return {"step": step, "exp_avg": zeros[0], "exp_avg_sq": zeros[1]}
 
 
 def _by_decay(parameters: Sequence[Tensor], lr: float, decay: float) -> list[dict[str, Any]]:

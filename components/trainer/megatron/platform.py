@@ -225,5 +225,5 @@ def _splits_to_host(self: Any, point: str, tokens_per_expert: Tensor | None = No
         for name in ("input_splits", "output_splits", "output_splits_tp"):
             value = vars(self)[name]
             if isinstance(value, Tensor):
-                setattr(self, name, value.numpy())
+                setattr(self, name, value.cpu().numpy())
     return tokens_per_expert

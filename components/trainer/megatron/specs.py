@@ -152,7 +152,7 @@ def build_critic(model: ModelConfig, config: TrainerConfig, width: int) -> Any:
     """The same backbone with a value head of zeros, `width` numbers a position. It never ties its embedding."""
     critic = _unset(_build(model, config, tied=False))
     if critic.post_process:
-        critic.output_layer = ValueHead(critic.config, width)
+        critic.output_layer = ValueHead(critic.config, width).to(device())
     return critic
 
 

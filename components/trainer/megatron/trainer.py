@@ -28,7 +28,7 @@ from components.trainer.batching import MicroBatch, micro_batches, scatter, trai
 from components.trainer.megatron import checkpoint, losses, specs, weights
 from components.trainer.megatron.agreement import together
 from components.trainer.megatron.network import OUTSIDE, Network, take_aux_loss
-from components.trainer.megatron.platform import prepare
+from components.trainer.megatron.platform import device, prepare
 from components.trainer.megatron.vocabulary import logprobs
 from components.trainer.protocol import LearnItem, Level, State
 
@@ -90,7 +90,8 @@ class MegatronTrainer:
 
         def loss(logits_MV: Tensor, batch: MicroBatch) -> tuple[Tensor, Tally]:
             total = -logprobs(logits_MV, batch.targets_M, temperature=1.0).sum()
-            return total / tokens, Tally.of(torch.tensor(len(batch.targets_M)), {"loss": total}, {})
+            count = torch.tensor(len(batch.targets_M), device=total.device)
+            return total / tokens, Tally.of(count, {"loss": total}, {})
 
         tallies, norm = self.actor.train(batches, loss, lr_share=lr_share, aux_loss_coef=aux_loss_coef)
         metrics = {**self._total(tallies), "grad_norm": norm, "tokens": float(tokens)}
@@ -229,7 +230,9 @@ class MegatronTrainer:
         group = self._data_ranks()
         if group.size() > 1:
             # Each value was computed by one rank; elsewhere there are zeros.
-            dist.all_reduce(torch.from_numpy(flat), group=group)
+            summed = torch.from_numpy(flat).to(device())
+            dist.all_reduce(summed, group=group)
+            flat[:] = summed.cpu().numpy()
         return arrays
 
     def _data_ranks(self) -> Any:
