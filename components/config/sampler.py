@@ -199,7 +199,8 @@ class PublishConfig(Section):
     """Deadline of a publication, from the first pause to the last resume: a sampler that has not confirmed by then is
     given up. With `disk` the folder is written before that, and may take as long as it takes."""
     bucket_mb: float = Field(64.0, gt=0)
-    """collective: bytes in flight at once, and held by the trainer beyond its own weights; at least one tensor."""
+    """collective: bytes in flight at once, at least one tensor. The process that publishes holds so much, and the next
+    tensor, beyond its own weights; what ranks gather for it is in docs/sampler.md."""
     backend: Literal["gloo", "nccl"] = "gloo"
     """collective: nccl needs GPUs on both sides."""
     host: str = "127.0.0.1"

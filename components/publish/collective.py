@@ -1,10 +1,11 @@
 """Publishing weights by broadcast: the trainer's rank 0 to every rank of every sampler, bucket after bucket.
 
-Invariants: beyond its own weights the trainer holds one bucket, which is at least a tensor, and the next tensor: at
+Invariants: beyond its own weights this process holds one bucket, which is at least a tensor, and the next tensor: at
 most max(`bucket_bytes`, largest tensor) + largest tensor, whatever tensors there are (gloo's threads let go of their
 last ones a moment after they were sent); a broken broadcast is given up as a whole, and all but those that are to blame
 get all of it again, in the end each by itself; none of them resumes in between (see `barrier`); what the source raises
-is raised, and costs no sampler.
+is raised, and costs no sampler. What the ranks of a trainer of several processes gather for it is theirs: a tensor, a
+few routed experts, or the rest of a layer.
 
 Who is to blame: a sampler that answers with an error, or not in time, what it does by itself; one that is dead; the
 only one that complains of what is done together. A break that nobody can be blamed for is tried again once, for all;

@@ -21,16 +21,14 @@ from components.config import ModelConfig, OptimizerConfig, TrainerConfig
 from components.trainer.batching import MicroBatch
 from components.trainer.megatron.modules import RowSelector
 from components.trainer.megatron.optimizer import ModelOptimizer
-from components.trainer.megatron.placement import LAYER, gathered, placements
+from components.trainer.megatron.placement import gathered, placements
 from components.trainer.megatron.platform import Place, cuda_as_cpu, device, plain_torch
 from components.trainer.megatron.replay import ReplayController
+from components.trainer.megatron.weights import Piece
 
 Result = TypeVar("Result")
 Loss = Callable[[Tensor, MicroBatch], tuple[Tensor, Result]]
 """From a model's outputs at the rank's trainable positions, [M, V / tp] or [M, 1], to a loss and what is kept of it."""
-
-OUTSIDE = -1
-"""Stands for what lies outside the layers."""
 
 AUX_LOSS = "load_balancing_loss"
 """Megatron's name of the auxiliary loss in its tracker."""
@@ -80,18 +78,13 @@ class Network:
             if where.name in values:
                 parameter.copy_(where.cut(values[where.name]))
 
-    def whole(self, layer: int | None = None) -> dict[str, Tensor]:
-        """Whole parameters of this pipeline stage, gathered over tensor and expert ranks: those of one layer of the
-        model, or those OUTSIDE the layers, or all. All ranks of the stage must call it."""
-
-        def chosen(own: str) -> bool:
-            name = self.placements[own].name
-            if layer is None or layer == OUTSIDE:
-                return layer is None or not name.startswith(LAYER)
-            return name.startswith(f"{LAYER}{layer}.")
-
-        parts = {own: part for own, part in self.parameters().items() if chosen(own)}
-        return gathered(parts, self.placements)
+    def whole(self, piece: Piece | None = None) -> dict[str, Tensor]:
+        """Whole parameters of this pipeline stage, gathered over tensor and expert ranks: those that a piece takes, of
+        stacked experts its own alone; or all. All ranks of the stage must call it."""
+        if piece is None:
+            return gathered(self.parameters(), self.placements)
+        parts = {own: part for own, part in self.parameters().items() if piece.takes(self.placements[own].name)}
+        return gathered(parts, self.placements, piece.experts)
 
     @contextlib.contextmanager
     def holding(self, values: Mapping[str, Tensor]) -> Iterator[None]:

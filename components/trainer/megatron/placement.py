@@ -76,9 +76,11 @@ def placements(module: Any, place: Place) -> dict[str, Placement]:
     return found
 
 
-def gathered(parts: Mapping[str, Tensor], where: Mapping[str, Placement]) -> dict[str, Tensor]:
-    """The whole tensors of which this rank holds a part, by their names in the whole model, copies left out.
-    Collective over the ranks of a stage."""
+def gathered(
+    parts: Mapping[str, Tensor], where: Mapping[str, Placement], experts: range | None = None
+) -> dict[str, Tensor]:
+    """The whole tensors of which this rank holds a part, by their names in the whole model, copies left out; of stacked
+    experts these alone, when they are told. Collective over the ranks of a stage."""
     from megatron.core import parallel_state
 
     groups = {
@@ -90,13 +92,28 @@ def gathered(parts: Mapping[str, Tensor], where: Mapping[str, Placement]) -> dic
         placement = where[own]
         if placement.copy:
             continue
-        if placement.group and groups[placement.group].size() > 1:
+        if experts is not None and placement.group == "ep":
+            part = _rows(part, groups["ep"], experts)
+        elif placement.group and groups[placement.group].size() > 1:
             group = groups[placement.group]
             pieces = [torch.empty_like(part) for _ in range(group.size())]
             dist.all_gather(pieces, part.contiguous(), group=group)
             part = torch.cat(pieces, placement.dim)
         whole[placement.name] = part
     return whole
+
+
+def _rows(part: Tensor, group: dist.ProcessGroup, wanted: range) -> Tensor:
+    """These of the rows that lie one behind the other over the ranks of a group, equally many on each."""
+    held, pieces = len(part), []
+    for owner in range(wanted.start // held, -(-wanted.stop // held)):
+        first, last = max(wanted.start - owner * held, 0), min(wanted.stop - owner * held, held)
+        piece = part[first:last]
+        if group.size() > 1:
+            piece = piece.clone()  # of another rank: a place for as many
+            dist.broadcast(piece, group=group, group_src=owner)
+        pieces.append(piece)
+    return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
 
 def _whole_name(own: str, numbers: list[int]) -> str:

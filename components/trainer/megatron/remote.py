@@ -7,6 +7,7 @@ on this side.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +19,8 @@ from torch import Tensor
 from components.config import CriticConfig, ModelConfig, OptimizerConfig, TrainerConfig, layout_problems
 from components.errors import ConfigError
 from components.records import Float32, Sample
-from components.trainer.megatron.network import OUTSIDE
 from components.trainer.megatron.trainer import MegatronTrainer
+from components.trainer.megatron.weights import Piece, pieces
 from components.trainer.protocol import LearnItem, Level, State, Trainer
 from components.trainer.ranks import Ranks
 
@@ -72,7 +73,7 @@ class RemoteTrainer:
         snapshots: int = 1,
     ) -> None:
         self._ranks = ranks
-        self._layers = model.num_hidden_layers
+        self._model = model
         ranks.call(_build, model, config, actor=actor, critic=critic, seed=seed, snapshots=snapshots)
 
     def sft_step(self, samples: Sequence[Sample], *, lr_share: float, aux_loss_coef: float) -> dict[str, float]:
@@ -127,9 +128,8 @@ class RemoteTrainer:
 
     def stream_hf(self) -> Iterator[tuple[str, Tensor]]:
         """See `Trainer.stream_hf`."""
-        for layer in (OUTSIDE, *range(self._layers)):
-            for part in self._ranks.call(_layer, layer):
-                yield from ((name, torch.from_numpy(array.copy())) for name, array in part.items())
+        for piece in pieces(self._model):
+            yield from self._received(piece)
 
     def state(self) -> State:
         """See `Trainer.state`."""
@@ -139,9 +139,22 @@ class RemoteTrainer:
         """See `Trainer.load`."""
         self._call("load", folder)
 
+    def _received(self, piece: Piece) -> Iterator[tuple[str, Tensor]]:
+        """A message is freed as a whole: tensors are copied out of it, so that none keeps the others, but one alone."""
+        for part in self._ranks.call(_piece, piece):
+            for name, array in part.items():
+                yield name, _published(array if len(piece.names) == 1 else array.copy())
+
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """What the rank that speaks returned."""
         return next(value for speaks, value in self._ranks.call(_run, method, *args, **kwargs) if speaks)
+
+
+def _published(array: NDArray[Any]) -> Tensor:
+    """The same as a tensor, that nobody writes to: it may be of a message."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.from_numpy(array)
 
 
 def _build(stage: dict[str, Any], *args: Any, **kwargs: Any) -> None:
@@ -161,6 +174,6 @@ def _state(stage: dict[str, Any]) -> dict[str, NDArray[Any]]:
     return dict(trainer.state().files)
 
 
-def _layer(stage: dict[str, Any], layer: int) -> dict[str, NDArray[Any]]:
+def _piece(stage: dict[str, Any], piece: Piece) -> dict[str, NDArray[Any]]:
     trainer: MegatronTrainer = stage[TRAINER]
-    return {name: tensor.cpu().numpy() for name, tensor in trainer.layer_hf(layer)}
+    return {name: tensor.cpu().numpy() for name, tensor in trainer.piece_hf(piece)}

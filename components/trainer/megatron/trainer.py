@@ -27,7 +27,7 @@ from components.records import Float32, Sample
 from components.trainer.batching import MicroBatch, micro_batches, scatter, trainable, trainable_streams
 from components.trainer.megatron import checkpoint, losses, specs, weights
 from components.trainer.megatron.agreement import together
-from components.trainer.megatron.network import OUTSIDE, Network, take_aux_loss
+from components.trainer.megatron.network import Network, take_aux_loss
 from components.trainer.megatron.platform import device, prepare
 from components.trainer.megatron.vocabulary import logprobs
 from components.trainer.protocol import LearnItem, Level, State
@@ -177,13 +177,14 @@ class MegatronTrainer:
 
     def stream_hf(self) -> Iterator[tuple[str, Tensor]]:
         """See `Trainer.stream_hf`."""
-        for layer in (OUTSIDE, *range(self.model.num_hidden_layers)):
-            yield from self.layer_hf(layer)
+        for piece in weights.pieces(self.model):
+            yield from self.piece_hf(piece)
 
-    def layer_hf(self, layer: int) -> Iterator[tuple[str, Tensor]]:
-        """The part of `stream_hf` that belongs to one layer, or to what lies `OUTSIDE`; on one rank of its stage."""
-        whole = self.actor.whole(layer)
-        yield from weights.stream_hugging_face(whole if self.place.writes else {}, self.model)
+    def piece_hf(self, piece: weights.Piece) -> Iterator[tuple[str, Tensor]]:
+        """A piece of `stream_hf`, on one rank of its stage. All ranks must call it."""
+        whole = self.actor.whole(piece)
+        if whole and self.place.writes:
+            yield from weights.stream_piece(whole, self.model, piece)
 
     def state(self) -> State:
         """See `Trainer.state`; of several processes, this one's share."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,6 +87,59 @@ VALUE_HEAD = {"output_layer.weight": "score.weight", "output_layer.bias": "score
 """The same of a critic, which is a token classifier in transformers' names. Only its output layer has a bias."""
 
 
+EXPERTS = ".mlp.experts."
+"""In the names of routed experts, Megatron's and Hugging Face's."""
+PIECE_BYTES = 2**28
+"""More at once is no faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tensors of a Hugging Face folder that are brought together at once.
+
+    Attributes:
+        layer: that all of them belong to; None outside the layers.
+        experts: the routed experts that they belong to; None when they belong to none.
+        names: Hugging Face's.
+    """
+
+    layer: int | None
+    experts: range | None
+    names: tuple[str, ...]
+
+    def takes(self, parameter: str) -> bool:
+        """Whether a parameter, by Megatron's name, is needed for it."""
+        if self.layer is None:
+            return ENDS.get(parameter) in self.names
+        inside = parameter.startswith(f"decoder.layers.{self.layer}.")
+        return inside and (EXPERTS in parameter) == (self.experts is not None)
+
+
+def pieces(model: ModelConfig) -> list[Piece]:
+    """All tensors of a folder, each in one piece: of at most half of the largest tensor's bytes, or of one tensor.
+
+    So a piece, and what is copied out of it, take no more together than the largest tensor.
+    """
+    sizes = {name: FLOAT32_BYTES * math.prod(shape) for name, shape in expected_shapes(model).items()}
+    limit = min(max(sizes.values()) // 2, PIECE_BYTES)
+    made: list[list[str]] = []
+    room, before = 0, (-1, False)
+    for name, size in sizes.items():
+        kind = (next(iter(layers_of([name], "model.layers.")), -1), EXPERTS in name)
+        if kind != before or size > room or kind[0] < 0:
+            made.append([])
+            room, before = limit, kind
+        made[-1].append(name)
+        room -= size
+    return [_piece(names) for names in made]
+
+
+def _piece(names: Sequence[str]) -> Piece:
+    layer = next(iter(layers_of(names, "model.layers.")), None)
+    experts = [int(name.partition(EXPERTS)[2].partition(".")[0]) for name in names if EXPERTS in name]
+    return Piece(layer, range(experts[0], experts[-1] + 1) if experts else None, tuple(names))
+
+
 def to_megatron(weights: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
     """Megatron's parameters from Hugging Face's on-disk ones, of the layers and ends that are given."""
     ends = [*ENDS.items(), *VALUE_HEAD.items()]
@@ -103,31 +157,60 @@ def to_megatron(weights: Mapping[str, Tensor], model: ModelConfig) -> dict[str, 
 
 
 def to_hugging_face(parameters: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
-    """Hugging Face's on-disk weights from Megatron's parameters, of the layers and ends that are given."""
-    return dict(stream_hugging_face(parameters, model))
+    """Hugging Face's on-disk weights from Megatron's parameters, of the layers and ends that are given: copies."""
+    return {name: _copy(tensor) for name, tensor in _hugging_face_views(parameters, model)}
 
 
-def stream_hugging_face(parameters: Mapping[str, Tensor], model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-    """The same one by one: a copy of each tensor, made when it is asked for."""
-    for name, tensor in _hugging_face_views(parameters, model):
-        yield name, tensor.detach().contiguous().clone()
+def stream_piece(parameters: Mapping[str, Tensor], model: ModelConfig, piece: Piece) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a piece one by one, in no order: a copy of each, made when it is asked for.
+
+    Args:
+        parameters: those that the piece `takes`; of stacked experts, its own alone.
+    """
+    for name, tensor in _piece_views(parameters, model, piece):
+        if name in piece.names:
+            yield name, _copy(tensor)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().clone()
+
+
+def _piece_views(parameters: Mapping[str, Tensor], model: ModelConfig, piece: Piece) -> Iterator[tuple[str, Tensor]]:
+    if piece.layer is None:
+        yield from ((other, parameters[name]) for name, other in ENDS.items() if name in parameters)
+    elif piece.experts is None:
+        yield from _layer_views(parameters, model, piece.layer)
+    else:
+        yield from _expert_views(parameters, piece.layer, piece.experts)
 
 
 def _hugging_face_views(parameters: Mapping[str, Tensor], model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
     ends = ENDS | VALUE_HEAD if parameters.keys() >= VALUE_HEAD.keys() else ENDS
     yield from ((other, parameters[name]) for name, other in ends.items() if name in parameters)
     for layer in layers_of(parameters, "decoder.layers."):
-        theirs, ours = f"model.layers.{layer}.", f"decoder.layers.{layer}."
-        yield from ((theirs + other, parameters[ours + name]) for name, other in RENAMED.items())
-        mixer = mixers.to_hugging_face(parameters, model, layer, ours)
-        yield from ((theirs + name, tensor) for name, tensor in mixer.items())
-        first, second = parameters[ours + "mlp.experts.linear_fc1"], parameters[ours + "mlp.experts.linear_fc2"]
-        for expert in range(model.num_experts):
-            prefix = f"{theirs}mlp.experts.{expert}."
-            gate, up = first[expert].chunk(2)
-            yield prefix + "gate_proj.weight", gate
-            yield prefix + "up_proj.weight", up
-            yield prefix + "down_proj.weight", second[expert]
+        yield from _layer_views(parameters, model, layer)
+        yield from _expert_views(parameters, layer, range(model.num_experts))
+
+
+def _layer_views(parameters: Mapping[str, Tensor], model: ModelConfig, layer: int) -> Iterator[tuple[str, Tensor]]:
+    """Of a layer without its experts."""
+    theirs, ours = f"model.layers.{layer}.", f"decoder.layers.{layer}."
+    yield from ((theirs + other, parameters[ours + name]) for name, other in RENAMED.items())
+    mixer = mixers.to_hugging_face(parameters, model, layer, ours)
+    yield from ((theirs + name, tensor) for name, tensor in mixer.items())
+
+
+def _expert_views(parameters: Mapping[str, Tensor], layer: int, experts: range) -> Iterator[tuple[str, Tensor]]:
+    """Of these experts of a layer, whose stacked parameters hold them alone."""
+    ours = f"decoder.layers.{layer}{EXPERTS}"
+    stacked = parameters[ours + "linear_fc1"], parameters[ours + "linear_fc2"]
+    for expert, first, second in zip(experts, *stacked, strict=True):
+        prefix = f"model.layers.{layer}{EXPERTS}{expert}."
+        gate, up = first.chunk(2)
+        yield prefix + "gate_proj.weight", gate
+        yield prefix + "up_proj.weight", up
+        yield prefix + "down_proj.weight", second
 
 
 def write_folder(
