@@ -38,12 +38,10 @@ class TestChildren(FleetSuite):
 async def test_samplers_that_run_by_themselves_are_taken_over_and_waited_for_when_they_come_back(
     model_folder: Path, other_folder: Path, tmp_path: Path, oracle: Oracle
 ) -> None:
-    config = SamplerConfig(slots=2, context_tokens=CONTEXT, start_timeout_s=20)
+    config = SamplerConfig(slots=2, context_tokens=CONTEXT)
     with launch_sampler(config, other_folder, seed=0, routing=True, log_path=tmp_path / "log") as server:
         health = HealthConfig(grace_s=0, period_s=0.1, deadline_s=0.3)
-        given = SamplerConfig(
-            engine="sglang", urls=(server.url,), context_tokens=CONTEXT, start_timeout_s=20, health=health
-        )
+        given = SamplerConfig(engine="sglang", urls=(server.url,), context_tokens=CONTEXT, health=health)
         serving = Serving(given, model_folder, seed=0, routing=True, logs=tmp_path)
         async with open_fleet(serving, GivenLauncher(serving), [].append) as fleet:
             assert_whole(tokens(6, 20), await draw(fleet, "a", tokens(6, 20)), oracle, 8)
