@@ -121,23 +121,23 @@ def test_of_a_teachers_trials_those_that_solved_their_task_are_learned_from_and_
     assert made.fates(result) == {
         "plain": ["duplicate", "kept"],
         "marked": ["duplicate", "kept"],
-        "odd": ["drift", "drift"],
+        "odd": ["duplicate", "kept"],
         "wrong": ["bar", "bar"],
         "away": ["fault"] * 4,
     }
     assert result["left_out"] == {
-        **dict.fromkeys(("budget", "empty", "length", "cap"), 0),
-        **{"fault": 4, "drift": 2, "bar": 2, "duplicate": 2},
+        **dict.fromkeys(("budget", "empty", "length", "cap", "drift"), 0),
+        **{"fault": 4, "bar": 2, "duplicate": 3},
     }
-    assert (result["tried"], result["graded"], result["passed"], result["kept"]) == (12, 8, 6, 2)
-    assert (result["pass_rate"], result["tasks"], result["tasks_kept"]) == (0.75, 5, 2)
+    assert (result["tried"], result["graded"], result["passed"], result["kept"]) == (12, 8, 6, 3)
+    assert (result["pass_rate"], result["tasks"], result["tasks_kept"]) == (0.75, 5, 3)
     assert result["teacher"]["answers"] == 2 * (2 + 2 + 2 + 1)
     assert made.record(2)["metrics"]["rejection/left_out/fault"] == 4
     assert made.record(0)["metrics"]["rollout/pass_rate"] == 0.75
     assert made.record(0)["metrics"]["fault/sampler"] == 2
 
     samples = load_corpus(made.store.tree(result["samples"]) / CORPUS)
-    assert len(samples) == 2
+    assert len(samples) == 3
     for sample in samples:
         trained = sample.tokens[sample.loss_mask].tolist()
         assert made.tokenizer.decode(trained).count("<|im_end|>") == 2

@@ -140,7 +140,7 @@ def test_a_run_that_is_killed_when_it_has_submitted_is_known_to_follow_its_job(
     cluster: Any = SimpleNamespace(
         result=lambda spec: None, submit=submit, running=lambda: running, stop=lambda jobs: stopped.extend(jobs)
     )
-    site: Any = SimpleNamespace(store=lambda: store, cluster=lambda store: cluster)
+    site: Any = SimpleNamespace(store=lambda: store, cluster=lambda store, patience_s=0: cluster)
     monkeypatch.setattr(drive.Site, "current", lambda: site)
     monkeypatch.setattr(drive, "get_run_logger", lambda: None)
     monkeypatch.setattr(drive, "_flow_run_id", lambda: "f")

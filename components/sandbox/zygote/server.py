@@ -32,6 +32,8 @@ MARK = "LONGSHELL_EXEC"
 LOGS, LOG_FOLDER = "logs", "/logs/verifier"
 LATE_S = 0.02
 """What still runs has so long to show that it writes what its command had written: some ticks of the files' clock."""
+ENDING_S = 0.1
+"""What ends by itself within it was ending: a command may be over before its last child (tar's, that unpacks) is."""
 
 
 Operation = Callable[[wire.Body, list[int]], None]
@@ -301,10 +303,8 @@ class Server:
 
     def _end(self, body: wire.Body, fds: list[int]) -> None:
         """Ends every process; tells which of them nobody had asked for, and what the box changed of its system."""
-        left = processes.names(processes.descendants(os.getpid(), processes.listing()) - self._running.keys())
         watched, last_end = [LOGS] if body.get("last") else [], self._last_end
-        if left and watched:
-            time.sleep(LATE_S)
+        left = self._left_running()
         if self._place.has_namespace:
             processes.end_namespace()
         else:
@@ -326,6 +326,16 @@ class Server:
         if watched and not _is_folder(self._path(LOG_FOLDER)):
             late.insert(0, f"replaced {LOG_FOLDER}")
         self._reply({"id": body["id"], **said, "since": self._changed_since(body), "late": late})
+
+    def _left_running(self) -> list[str]:
+        """Programs that run, that nobody had asked for, and that do not end."""
+        deadline = time.monotonic() + ENDING_S
+        while True:
+            self._report_ended(processes.reap_dead())
+            left = processes.names(processes.descendants(os.getpid(), processes.listing()) - self._running.keys())
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(LATE_S)
 
     def _changed_since(self, body: wire.Body) -> list[str]:
         since = body.get("since")
