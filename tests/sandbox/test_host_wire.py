@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 from collections.abc import Awaitable, Callable
+from dataclasses import is_dataclass
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 
 from components.config import SandboxConfig
 from components.errors import BoxSpent, ConfigError, FaultCause, InfraFault
-from components.sandbox import ExecResult, SandboxSpec
-from components.sandbox.contract import Left
+from components.sandbox import ExecResult, SandboxSpec, contract, image
+from components.sandbox.contract import Left, Remains
 from components.sandbox.host import HeldBox, claim, codec, wire
 from components.sandbox.host.launch import Address
 from components.sandbox.image import CopyStep, FileEntry, ImageSpec, RunStep
@@ -33,6 +34,7 @@ MESSAGES = (
     wire.Call(1, wire.HOST, "start", (SPEC,), {"env": None, "timeout_s": 1.5}, 7),
     wire.Answer(2, ExecResult(None, b"out\xff", None, True, False, False, b"{}")),
     wire.Answer(3, (4, "box", Left(("a \udc80",), (), ("b",)), "/bin/bash")),
+    wire.Answer(3, Remains(("cat",), (), ("changed /logs/verifier/reward.txt",))),
     wire.Answer(4, {"boxes": [HeldBox(1, "box", "namespace/root", {1: 2}, True, False)], "counts": {"x": 0.5}}),
     wire.Cancel(5),
     wire.Told(30, "a warning"),
@@ -52,6 +54,11 @@ async def sent(data: bytes) -> wire.Message | None:
     reader.feed_data(data)
     reader.feed_eof()
     return await wire.receive(reader)
+
+
+def test_every_record_of_a_sandbox_travels() -> None:
+    made = {each for module in (contract, image) for each in vars(module).values() if is_dataclass(each)}
+    assert made - {image.Instruction} == set(codec.RECORDS.values())
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

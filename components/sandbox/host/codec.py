@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import BoxSpent, ConfigError, FaultCause, InfraFault
-from components.sandbox.contract import ExecResult, Left, SandboxSpec
+from components.sandbox.contract import ExecResult, Left, Remains, SandboxSpec
 from components.sandbox.image import CopyStep, FileEntry, ImageSpec, RunStep
 
 RECORDS: dict[str, type] = {
-    record.__name__: record for record in (ExecResult, Left, SandboxSpec, CopyStep, FileEntry, ImageSpec, RunStep)
+    record.__name__: record
+    for record in (ExecResult, Left, Remains, SandboxSpec, CopyStep, FileEntry, ImageSpec, RunStep)
 }
 FAULTS: tuple[type[InfraFault], ...] = (BoxSpent, InfraFault)
 PLAIN: tuple[type[Exception], ...] = (ValueError, LookupError)
