@@ -18,7 +18,8 @@ from components.config import CampaignConfig, HarborConfig, load
 from components.errors import ConfigError, ServiceError
 from components.evaluation import under_profile
 from components.evaluation.harbor import find_python, harbor_environment, install, job_config, run_job
-from tests.evaluation.harbor_files import result
+from components.evaluation.harbor.job import forget_broken_off
+from tests.evaluation.harbor_files import error, result
 from tests.waiting import eventually
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -118,6 +119,18 @@ async def test_harbor_does_not_outlive_a_job_that_is_killed(tmp_path: Path, stan
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_what_a_job_broke_off_is_forgotten_before_it_is_continued_and_nothing_that_ended(tmp_path: Path) -> None:
+    ended = {"done": None, "broken": error("CancelledError"), "failed": error("RuntimeError")}
+    for name, told in ended.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text(json.dumps(result("0.25.0", exception_info=told)))
+    for name, text in {"damaged": "{", "odd": "[]"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text(text)
+    forget_broken_off(tmp_path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["damaged", "done", "failed", "odd"]
 
 
 def test_harbor_is_asked_for_what_the_profile_and_the_sandbox_say() -> None:

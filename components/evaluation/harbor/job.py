@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,8 @@ MAX_RETRIES = 1
 NOT_RETRIED = (*HARBOR_STOPS, HARBOR_LEFT, *HARBOR_VERIFIER)
 """Harbor knows errors by their type alone. One is that of a policy that left its terminal and of some of Harbor's own
 faults, a Docker command's among them: those remain faults, untried, for a second try must not be had by `exit`."""
+BROKEN_OFF = "CancelledError"
+"""Of a trial that was under way when its job was told to end. Harbor writes it a result, and takes it for finished."""
 GRACE_S = 20.0
 """For Harbor to stop its boxes in order."""
 LOOK_S = 10.0
@@ -135,6 +138,7 @@ async def run_job(
     jobs.mkdir(parents=True, exist_ok=True)
     asked = jobs / f"{name}.json"
     asked.write_text(json.dumps(config, indent=1))
+    forget_broken_off(jobs / name)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
@@ -157,6 +161,18 @@ async def run_job(
         last = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
         raise ServiceError(f"Harbor ended with {process.returncode}; its last lines:\n" + "\n".join(last))
     return read_job(jobs / name)
+
+
+def forget_broken_off(folder: Path) -> None:
+    """Removes the trials of a job that did not end but were ended with it: they run again when it is continued."""
+    for result in folder.glob("*/result.json"):
+        try:
+            document = json.loads(result.read_bytes())
+        except ValueError:  # `read_job` tells what is damaged.
+            continue
+        error = document.get("exception_info") if isinstance(document, dict) else None
+        if isinstance(error, dict) and error.get("exception_type") == BROKEN_OFF:
+            shutil.rmtree(result.parent)
 
 
 async def _watched(process: asyncio.subprocess.Process, folder: Path, asked: int, tell: Callable[[str], None]) -> None:
