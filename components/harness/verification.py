@@ -103,7 +103,7 @@ async def verify_result(sandbox: Sandbox, task: TrialTask, *, timeout_s: float, 
     view = await sandbox.fork_view()
     try:
         sealed = not (view.networked or task.verifier_installs)
-        left = replace(view.left, doubtful=tuple(path for path in view.left.doubtful if not _is_asked_for(task, path)))
+        left = replace(view.left, doubtful=view.left.unasked(task.instruction))
         await _lay_out(view, tests, (workdir, *left.doubtful), sealed=sealed)
         nonce = secrets.token_hex(16)
         result = await view.exec(
@@ -128,11 +128,6 @@ async def verify_result(sandbox: Sandbox, task: TrialTask, *, timeout_s: float, 
         return Verification(verdict_of(seen), left, remains, _digest(tests))
     finally:
         await dismiss(view)
-
-
-def _is_asked_for(task: TrialTask, path: str) -> bool:
-    """Whether a file in the home folder is what the task wants: its instruction names it by its place there."""
-    return path.split("/", 2)[2] in task.instruction
 
 
 async def _lay_out(view: View, tests: Mapping[str, FileEntry], places: Sequence[str], *, sealed: bool) -> None:

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 from components.config.rollout import SandboxConfig
 from components.sandbox.image import CopyStep, FileEntry, ImageSpec, RunStep, normal_path, steps_digest
+from components.sandbox.zygote.changes import is_asked_for
 
 OUTPUT_BYTES = 1 << 20
 """Default bound of a command's kept output: half from its start, half from its end."""
@@ -148,6 +149,10 @@ class Left:
     reverted: tuple[str, ...] = ()
     doubtful: tuple[str, ...] = ()
     ended: tuple[str, ...] = ()
+
+    def unasked(self, instruction: str) -> tuple[str, ...]:
+        """Of the doubtful paths those that an instruction does not ask for."""
+        return tuple(path for path in self.doubtful if not is_asked_for(path, instruction))
 
 
 @dataclass(frozen=True)

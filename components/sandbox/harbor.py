@@ -151,8 +151,8 @@ class LongshellEnvironment(BaseEnvironment):  # type: ignore[misc]
         agents = self._started
         view = await agents.fork_view()
         try:
-            doubtful = (path for path in view.left.doubtful if path.split("/", 2)[2] not in instruction)
-            command = ["/bin/bash", "--noprofile", "--norc", "-c", LAY_OUT, "lay-out", self._workdir, *doubtful]
+            unasked = view.left.unasked(instruction)
+            command = ["/bin/bash", "--noprofile", "--norc", "-c", LAY_OUT, "lay-out", self._workdir, *unasked]
             made = await view.exec(command, timeout_s=LAY_OUT_S, cwd="/", user="root")
             if made.exit_code != 0:
                 said = made.output[-600:].decode("utf-8", "replace")

@@ -86,6 +86,8 @@ source $HOME/.local/bin/env
 uvx -p 3.13 -w pytest==8.4.1 pytest /tests/test_outputs.py -rA
 if [ $? -eq 0 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
 """
+INSTALL = "mkdir -p ~/.local/bin; echo 'export PATH=\"$HOME/.local/bin:$PATH\"' > ~/.local/bin/env"  # as uv's installer
+INSTALLED = PYTEST.replace("python3", f"{INSTALL}; . ~/.local/bin/env; python3", 1)
 BUILD = PYTEST.replace("python3", "./prog; mkdir -p /usr/local/made; python3", 1)
 TOOLS_AT_HOME = (".cargo/bin/uv", ".cargo/config.toml", ".config/go/env", ".m2/settings.xml", ".npmrc")
 AT_HOME = f"""#!/bin/bash
@@ -99,6 +101,7 @@ SCRIPTS = {
     "foreign": (PLAIN, FOREIGN),
     "pytest": (PYTHON, PYTEST),
     "build": (PYTHON, BUILD),
+    "installed": (PYTHON, INSTALLED),
     "public": (PLAIN, PUBLIC),
 }
 TRUTH = {
@@ -452,6 +455,17 @@ async def test_a_home_that_was_prepared_for_a_verifier_s_set_up_is_not_its_home(
     done = await verified(backend, tmp_path, "public", plant + moved)
     assert done.ended.cause is FaultCause.VERIFIER_BOOTSTRAP
     require_recorded(done, "planted /root/.local/bin/env")
+
+
+@pytest.mark.parametrize("many", [False, True])
+async def test_no_command_at_home_is_run_in_the_place_of_the_system_s(backend, tmp_path, many):
+    # uv's `env` puts ~/.local/bin first on PATH: a python3 there ran in the place of the verifier's; the verdict was 1.
+    plant = "cd ~; mkdir -p .local/bin; cd .local/bin; printf '#!/bin/sh\nexit 0\n' > python3; chmod +x python3"
+    plant += "; for n in {1..80}; do touch $n; done" if many else ""
+    done = await verified(backend, tmp_path, "installed", plant, instruction="Put `plan` into ~/.local/bin.\n")
+    assert done.report.outcome is False
+    assert dict(done.report.assertions) == TRUTH["pytest"]
+    require_recorded(done, "planted /root/.local/bin" if many else "planted /root/.local/bin/python3")
 
 
 async def test_what_tools_load_out_of_the_home_folder_is_not_the_agent_s_unless_it_was_asked_for(backend, tmp_path):

@@ -30,6 +30,26 @@ from components.sandbox.docker.images import Image, Images
 from components.sandbox.docker.outlet import Outlet
 from components.sandbox.docker.stream import HEAD, PIECES_HELD, BoxStream
 from components.sandbox.zygote import frames, seccomp, transfer
+from components.sandbox.zygote.changes import doubtful, is_asked_for, is_loaded
+
+
+def test_a_command_at_home_is_the_agent_s_work_where_the_task_names_it_and_its_folder() -> None:
+    places = {
+        "/root/.local/bin/plan": "Put `plan` into ~/.local/bin.",
+        "/root/.cargo/bin/rg": "rg belongs to ~/.cargo/bin/rg",
+        "/root/.npmrc": "Write ~/.npmrc.",
+    }
+    for path, instruction in places.items():
+        assert is_loaded(path)
+        assert is_asked_for(path, instruction)
+        assert not is_asked_for("/root/.local/bin/python3", instruction)
+        assert not is_asked_for("/root/.local/bin/env", f"The environment. {instruction}")
+    assert not is_loaded("/app/.local/bin/plan")
+    assert not is_loaded("/root/.local/bin/tools/plan")
+    assert doubtful(["/root/.npmrc", "/root/.local/bin/a\n", "/root/.local/bin/b"]) == [
+        "/root/.local/bin",
+        "/root/.npmrc",
+    ]
 
 
 @given(st.lists(st.tuples(st.dictionaries(st.text(), st.integers()), st.binary(max_size=50))), st.integers(1, 40))

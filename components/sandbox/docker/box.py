@@ -21,7 +21,7 @@ from components.sandbox.docker.images import Image
 from components.sandbox.docker.outlet import Outlet
 from components.sandbox.docker.stream import BoxStream, RemoteLine
 from components.sandbox.image import normal_path
-from components.sandbox.zygote.changes import AT_HOME, HOME, MOST_TOLD, printable, told
+from components.sandbox.zygote.changes import MOST_TOLD, doubtful, is_loaded, printable, told
 
 if TYPE_CHECKING:
     from components.sandbox.docker.backend import DockerBackend
@@ -138,7 +138,7 @@ class DockerBox(Box[DockerLife]):
         said = await self._end()
         changed = changes.sort(await self._backend.changes(self._life))
         own = {*changed.present} - {*changed.removed} - {normal_path(path) for path in self._spec.files}
-        doubtful = sorted({*said["doubtful"], *(own & {f"/{HOME}/{name}" for name in AT_HOME})})
+        doubted = doubtful([*said["doubtful"], *filter(is_loaded, own)])
         spec = replace(self._spec, network=self._spec.view_network)
         life = await self._backend.launch(spec, self._life.image)
         try:
@@ -153,7 +153,7 @@ class DockerBox(Box[DockerLife]):
             raise
         replaced = told(f"replaced {printable(path)}" for path in copied.left)
         reverted = [*said["changed"], *replaced, *changed.reverted][: 2 * MOST_TOLD]
-        left = Left(tuple(reverted), tuple(doubtful), tuple(said["ended"]))
+        left = Left(tuple(reverted), tuple(doubted), tuple(said["ended"]))
         return DockerView(self._backend, self._spec, life, left)
 
     async def snapshot(self) -> str:

@@ -320,7 +320,7 @@ class Server:
             time.sleep(pause)
             pause = min(pause * 2, 0.02)
         changed = [*self._refused, *changes.told(self._changed(), self._before)]
-        doubtful = [path for path in changes.at_home(self._place.prefix) if self._is_own(path)]
+        doubtful = changes.doubtful(path for path in changes.at_home(self._place.prefix) if self._is_own(path))
         said = {"ended": changes.told(iter(left)), "changed": changed, "doubtful": doubtful}
         late = changes.told(changes.since(last_end, self._place.prefix, {}, watched))
         if watched and not _is_folder(self._path(LOG_FOLDER)):
