@@ -24,7 +24,7 @@ from components.harness.cleanup import dismiss
 from components.harness.environment import TrialTask
 from components.outcomes import TAMPERING, VerifierEnded, verdict_of
 from components.records import VerifierReport
-from components.reward import ASSERTION_FILES, VERDICT_FILES, parse_report, read_began, read_files
+from components.reward import ASSERTION_FILES, MOST_CHARS, VERDICT_FILES, parse_report, read_began, read_files
 from components.sandbox import ExecResult, FileEntry, Left, Remains, Sandbox, View, read_tree
 
 TESTS, LOGS, TOOLS = "/tests", "/logs/verifier", "/run/longshell"
@@ -212,7 +212,8 @@ def _stream(result: ExecResult, said: str, nonce: str) -> VerifierReport | None:
     spoken = f"{report}\n{said}" if nonce in said else report
     heard = parse_report(spoken, "assertions.jsonl", nonce=nonce) if nonce in spoken else None
     cut = len(result.output) > MAX_REPORT_BYTES  # with a note of what is missing
-    if not (result.report_flooded or (nonce in said and cut)):
+    unread = nonce in spoken and len(spoken) > MOST_CHARS  # each is within its bound, and both are not
+    if not (result.report_flooded or unread or (nonce in said and cut)):
         return heard
     assertions = {} if heard is None else heard.assertions
     return VerifierReport(assertions, False, "assertions.jsonl", f"{TAMPERING}: a flood has left a hole in the report")

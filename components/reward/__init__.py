@@ -5,11 +5,12 @@ it says so; where the report cannot be used the reward falls back to the binary 
 """
 
 from components.reward.dense import dense_reward
-from components.reward.report import ASSERTION_FILES, VERDICT_FILES, parse_report, read_files, read_report
+from components.reward.report import ASSERTION_FILES, MOST_CHARS, VERDICT_FILES, parse_report, read_files, read_report
 from components.reward.stream import read_began
 
 __all__ = [
     "ASSERTION_FILES",
+    "MOST_CHARS",
     "VERDICT_FILES",
     "dense_reward",
     "parse_report",

@@ -433,6 +433,9 @@ UNJUDGED = {
         "replaced /logs/verifier"),
     "a flood on the channel": (
         "own", program("import os\nfor _ in range(144): os.write(3, b'x' * 65536)"), 20, "tampering: a flood"),
+    "almost a flood on the channel": (
+        "own", program("import os\nfor size in [65536] * 127 + [65500]: os.write(3, b'x' * size)"), 20,
+        "tampering: a flood"),
     "a full disk": ("own", program(FILL), 20, None),
     "a working folder that is a link": ("own", "cd /; rm -rf /app; ln -s /tmp /app", 20, None),
 }  # fmt: skip
