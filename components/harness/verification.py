@@ -33,12 +33,16 @@ TOOL_FILES = ("longshell_report.py", "sitecustomize.py")
 LAY_OUT = f"""
 PATH=/usr/bin:/bin
 rm -rf --one-file-system -- {TESTS} /logs && mkdir -p {LOGS} || exit 1
-[ -d "$1" ] || {{ rm -rf --one-file-system -- "$1" && mkdir -p -- "$1"; }}
+stands() {{ (cd -P -- "$1" && [[ $PWD/ != /proc/* ]]) 2>/dev/null; }}
+anew() {{ rm -rf --one-file-system -- "$1"; mkdir -p -- "$2"; stands "$2"; }}
+top=${{1#/}}; top=/${{top%%/*}}
+stands "$1" || anew "$1" "$1" || anew "$top" "$1" || exit 1
 shift
 [ $# = 0 ] || rm -rf --one-file-system -- "$@"
 """
 """/logs goes whole, it could be a link of the agent's. A working directory that the agent removed is empty, not absent:
-its assertions then fail, instead of the verifier."""
+its assertions then fail, instead of the verifier. So is one whose parent is a file, or that leads to /proc: to a
+process, which is there now and not later."""
 FIND_WAITING = """
 PATH=/usr/bin:/bin
 find -L "$1" -xdev \\( -type p -o -type c -o -type b \\) -print -quit

@@ -37,7 +37,10 @@ log = logging.getLogger(__name__)
 
 FOLDERS = ("/logs/agent", "/logs/verifier", "/logs/artifacts", "/tests", "/solution")
 LAY_OUT = """rm -rf --one-file-system -- /tests /logs || exit 1
-[ -d "$1" ] || { rm -rf --one-file-system -- "$1" && mkdir -p -- "$1"; }
+stands() { (cd -P -- "$1" && [[ $PWD/ != /proc/* ]]) 2>/dev/null; }
+anew() { rm -rf --one-file-system -- "$1"; mkdir -p -- "$2"; stands "$2"; }
+top=${1#/}; top=/${top%%/*}
+stands "$1" || anew "$1" "$1" || anew "$top" "$1" || exit 1
 shift
 [ $# = 0 ] || rm -rf --one-file-system -- "$@"
 """

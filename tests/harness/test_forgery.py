@@ -259,16 +259,17 @@ class OverImage:
         return await self._backend.start(replace(spec, image=ImageSpec(dockerd.WITH_PYTHON)))
 
 
-async def verified(backend, folder, kind, *commands, timeout_s=20, **task):
+async def verified(backend, folder, kind, *commands, timeout_s=20, workdir="/app", **task):
     """The verification of a box in which half the work and then `commands` were done."""
     spec, script = SCRIPTS[kind]
+    spec = replace(spec, workdir=workdir)
     (folder / "test.sh").write_text(script)
     (folder / "test_outputs.py").write_text(OUTPUTS)
     box = await backend.start(spec)
     try:
         for command in (HALF, *commands):
             await box.exec(["/bin/bash", "-c", command], timeout_s=10)
-        return await verify_result(box, PlainTask(folder, spec, **task), timeout_s=timeout_s)
+        return await verify_result(box, PlainTask(folder, spec, **task), timeout_s=timeout_s, workdir=workdir)
     finally:
         await box.stop()
 
@@ -448,6 +449,16 @@ async def test_whoever_keeps_the_verifier_from_its_verdict_is_judged_all_the_sam
     done = await verified(backend, tmp_path, kind, work, attack, timeout_s=timeout_s)
     assert done.report.outcome is False
     assert sign is None or any(line.startswith(sign) for line in done.facts()["tampering"]), done.facts()
+
+
+@pytest.mark.parametrize(
+    "stands", ["rm -rf /app; touch /app", "rm -rf /app; ln -s /proc /app", "ln -sT /proc/2 /app/src"]
+)
+async def test_a_working_folder_that_cannot_be_entered_is_an_empty_one(backend, tmp_path, stands):
+    # What a verifier was started in was not there, or, of a process that had ended, no more: a fault, and no 0.
+    done = await verified(backend, tmp_path, "own", f"cd /; rm -rf /app/src; {stands}", workdir="/app/src")
+    assert done.report.outcome is False
+    assert set(done.report.assertions.values()) == {FAILED}
 
 
 @pytest.mark.parametrize("link", [False, True])
