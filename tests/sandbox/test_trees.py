@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from components.sandbox import SandboxSpec, ZygoteBackend, leases
-from components.sandbox.zygote import trees
+from components.sandbox.zygote import changes, trees
 from tests.conformance.sandbox_suite import sh
 
 DEPTH = 1100
@@ -90,3 +90,23 @@ async def test_a_deep_folder_is_saved_and_comes_back(root_backend: ZygoteBackend
     )
     await again.stop()
     await root_backend.forget(saved)
+
+
+def test_of_what_a_box_changed_no_more_is_looked_at_than_one_has_time_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytecode is not told, so nothing ended the walk: half a million of it at the end of a long path took a minute."""
+    for number in range(40):
+        (tmp_path / str(number) / "__pycache__").mkdir(parents=True)
+        (tmp_path / str(number) / "__pycache__" / "x.pyc").touch()
+    upper = os.open(tmp_path, trees.FOLDER)
+    try:
+        assert list(changes.changed("/nowhere", {"usr": upper}, ())) == []
+        monkeypatch.setattr(changes, "MOST_SEEN", 60)
+        (told,) = changes.changed("/nowhere", {"usr": upper}, ())
+        assert told.startswith("changed /usr/")
+        assert told.endswith("/, and what else is there")
+        monkeypatch.setattr(changes, "MOST_SEEN", 39)
+        assert list(changes.changed("/nowhere", {"usr": upper}, ())) == ["changed /usr//, and what else is there"]
+    finally:
+        os.close(upper)

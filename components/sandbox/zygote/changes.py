@@ -59,6 +59,11 @@ class Entry(NamedTuple):
     changed: int
 
 
+MOST_SEEN = 2 * MOST_WALKED
+"""Of what a box changed, so much is looked at in each of its folders. A program of the box can bring about millions of
+entries, at the end of long paths, of which none is told, and whoever waits for the box waits for that."""
+
+
 def told(lines: Iterator[str], before: frozenset[str] = frozenset()) -> list[str]:
     """The first of them, without those that stood there before, and how many more there are."""
     rest = [line for line in islice(lines, MOST_WALKED) if line not in before]
@@ -83,7 +88,7 @@ def changed(prefix: str, uppers: Mapping[str, int], links: Sequence[tuple[str, s
     for name in PRISTINE:
         yield from _planted(f"{prefix}/{name}", f"/{name}")
     for name, upper in uppers.items():
-        for entry in _walk(upper):
+        for entry in _walk(upper, MOST_SEEN):
             if not CACHED.search(entry.path):
                 yield _change(name, entry)
 
@@ -171,15 +176,16 @@ def _planted(place: str, name: str) -> Iterator[str]:
         yield f"planted {name}"
         return
     try:
-        for entry in _walk(root):
+        for entry in _walk(root, MOST_SEEN):
             yield printable(f"planted {name}/{entry.path}")
     finally:
         os.close(root)
 
 
-def _walk(root: int) -> Iterator[Entry]:
-    """Everything below a folder but the folders that hold something."""
+def _walk(root: int, most: int | None = None) -> Iterator[Entry]:
+    """Everything below a folder but the folders that hold something. Of what is more than `most` the last is told."""
     waiting = [""]
+    seen = 0
     while waiting:
         inner = waiting.pop()
         try:
@@ -189,7 +195,11 @@ def _walk(root: int) -> Iterator[Entry]:
             continue
         try:
             with os.scandir(folder) as found:
-                entries = list(found)
+                entries = list(found if most is None else islice(found, most + 1 - seen))
+            seen += len(entries)
+            if most is not None and seen > most:
+                yield Entry(f"{inner}/, and what else is there", 0, 0, LATEST)
+                return
             if inner and not entries:
                 yield Entry(f"{inner}/", stat.S_IFDIR, 0, LATEST)
             for entry in entries:
