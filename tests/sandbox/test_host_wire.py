@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pickle
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from components.errors import BoxSpent, ConfigError, FaultCause, InfraFault
 from components.sandbox import ExecResult, SandboxSpec, contract, image
 from components.sandbox.contract import Left, Remains
 from components.sandbox.host import HeldBox, claim, codec, wire
+from components.sandbox.host.client import Link
 from components.sandbox.host.launch import Address
 from components.sandbox.image import CopyStep, FileEntry, ImageSpec, RunStep
 
@@ -169,3 +171,31 @@ async def test_each_side_knows_the_other_by_the_token_and_tells_it_to_nobody() -
         assert await reader.read() == b""
         writer.close()
     assert outcomes == [True, False]
+
+
+@pytest.mark.parametrize("name", ["start", "fork_view"])
+@pytest.mark.parametrize("heard", [False, True])
+async def test_what_was_made_for_who_was_cancelled_meanwhile_is_ended(name: str, heard: bool) -> None:
+    """The answer was on its way, or heard and not told yet: the box lived, nobody's, until its leg ended."""
+    ours, theirs = socket.socketpair()
+    link = Link(*await asyncio.open_connection(sock=ours))
+    reader, writer = await asyncio.open_connection(sock=theirs)
+    asking = asyncio.create_task(link.call(wire.HOST, name))
+    asked = await wire.receive(reader)
+    assert isinstance(asked, wire.Call)
+    answer = wire.Answer(asked.id, (7, "box"))
+    if heard:
+        link._take(answer)
+    else:
+        writer.write(wire.pack(answer))
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    told = await wire.receive(reader)
+    if not heard:
+        assert told == wire.Cancel(asked.id)
+        told = await wire.receive(reader)
+    assert isinstance(told, wire.Call)
+    assert (told.target, told.name, told.arguments) == (wire.HOST, "stop", (7,))
+    link.close("the test is over")
+    writer.close()

@@ -1,8 +1,9 @@
 """The owner's side of a sandbox host: a backend whose boxes are elsewhere.
 
 Invariants: as of every backend: a call ends, with its answer or with InfraFault, and once the host is gone everything
-fails with the same reason. What a box's terminals answer is in the trial's log, where it has one, before anybody acts
-on it; where the log has an answer already, from an earlier owner, nothing is asked.
+fails with the same reason. A box or a view whose asker was cancelled before its answer came is ended. What a box's
+terminals answer is in the trial's log, where it has one, before anybody acts on it; where the log has an answer
+already, from an earlier owner, nothing is asked.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ from components.sandbox.image import FileEntry, normal_path, read_tree
 log = logging.getLogger(__name__)
 
 
+MAKES = frozenset({"start", "fork_view"})
+"""Calls whose answer begins with the number of what lives from then on, until it is stopped."""
+
+
 class CallLog(Protocol):
     """What the calls of one trial's box were answered, in order."""
 
@@ -53,6 +58,8 @@ class Link:
         self._reader, self._writer = reader, writer
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._making: set[int] = set()
+        """Calls under way that make something; who has asked may be gone when the answer comes."""
         self._fault: InfraFault | None = None
         self.on_close: Callable[[str], None] = lambda reason: None
         """Hears why the connection has closed."""
@@ -72,13 +79,22 @@ class Link:
         identity = next(self._ids)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._pending[identity] = future
+        if name in MAKES:
+            self._making.add(identity)
         self._writer.write(pack(Call(identity, target, name, arguments, options, number)))
         try:
             return await future
         except asyncio.CancelledError:
             if self._pending.pop(identity, None) is not None and self._fault is None:
                 self._writer.write(pack(Cancel(identity)))
+            elif name in MAKES and future.done() and not future.cancelled() and future.exception() is None:
+                self._unmake(future.result()[0])
             raise
+
+    def _unmake(self, target: int) -> None:
+        """Nobody has what a call has made."""
+        if self._fault is None:
+            self._writer.write(pack(Call(next(self._ids), HOST, "stop", (target,))))
 
     async def ended(self) -> None:
         """Until the host has closed the connection."""
@@ -110,11 +126,20 @@ class Link:
     def _take(self, message: Message) -> None:
         if isinstance(message, Told):
             log.log(message.level, "%s", message.text)
-        elif isinstance(message, Answer) and (future := self._pending.pop(message.id, None)) and not future.done():
-            if message.error is None:
-                future.set_result(message.value)
-            else:
-                future.set_exception(message.error)
+        elif isinstance(message, Answer):
+            self._answer(message)
+
+    def _answer(self, answer: Answer) -> None:
+        future = self._pending.pop(answer.id, None)
+        makes = answer.id in self._making
+        self._making.discard(answer.id)
+        if future is None or future.done():
+            if makes and answer.error is None:
+                self._unmake(answer.value[0])
+        elif answer.error is None:
+            future.set_result(answer.value)
+        else:
+            future.set_exception(answer.error)
 
     async def _watch(self) -> None:
         await self._pulse.lost()

@@ -236,7 +236,7 @@ class Host:
                 await held.views.pop(target).stop()
                 return
         if (ended := self._boxes.pop(target, None)) is not None:
-            await ended.box.stop()
+            await asyncio.gather(ended.box.stop(), *(view.stop() for view in ended.views.values()))
 
     async def _of_box(self, held: _Box, call: Call) -> Any:
         if call.name == "terminal":
