@@ -7,9 +7,11 @@ import json
 import os
 import pickle
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import is_dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +24,7 @@ from components.sandbox.contract import Left, Remains
 from components.sandbox.host import HeldBox, claim, codec, wire
 from components.sandbox.host.client import Link
 from components.sandbox.host.launch import Address
+from components.sandbox.host.server import Host
 from components.sandbox.image import CopyStep, FileEntry, ImageSpec, RunStep
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -199,3 +202,31 @@ async def test_what_was_made_for_who_was_cancelled_meanwhile_is_ended(name: str,
     assert (told.target, told.name, told.arguments) == (wire.HOST, "stop", (7,))
     link.close("the test is over")
     writer.close()
+
+
+async def test_whoever_is_no_owner_does_not_keep_a_host_alive() -> None:
+    """A scanner that tried the port now and then kept a host that nobody owned, with its boxes, for ever."""
+
+    class Backend:
+        ended = False
+
+        async def close(self) -> None:
+            self.ended = True
+
+    backend: Any = Backend()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        serving = asyncio.create_task(Host(backend, "{}", 0.3, deque(), TOKEN.encode()).serve(listener))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        assert await wire.greet(reader, writer, TOKEN.encode())
+        writer.write(wire.pack(wire.Beat()))
+        await asyncio.sleep(0.05)
+        writer.close()
+        async with asyncio.timeout(2):
+            while not serving.done():
+                _, stranger = await asyncio.open_connection(*listener.getsockname())
+                await asyncio.sleep(0.1)
+                stranger.close()
+        await serving
+    assert backend.ended

@@ -89,18 +89,19 @@ class Host:
     async def serve(self, listener: socket.socket) -> None:
         """One owner after another, until one closes the host or none comes."""
         listener.setblocking(False)
-        patience_s = FIRST_OWNER_S
+        loop = asyncio.get_running_loop()
+        patience_s, since = FIRST_OWNER_S, loop.time()
+        closed: bool | None = None
         try:
-            while True:
-                try:
-                    async with asyncio.timeout(patience_s):
-                        connection, _ = await asyncio.get_running_loop().sock_accept(listener)
-                except TimeoutError:
+            while not closed:
+                if closed is False:  # who is no owner prolongs nothing
+                    patience_s, since = self._linger_s, loop.time()
+                connection = await _comes(listener, since + patience_s)
+                if connection is not None:
+                    closed = await self._owned(connection)
+                if connection is None or (closed is None and loop.time() > since + patience_s):
                     log.warning("no owner came within %g s: %d boxes end", patience_s, len(self._boxes))
                     return
-                if await self._owned(connection):
-                    return
-                patience_s = self._linger_s
         finally:
             await self._backend.close()
 
@@ -109,12 +110,12 @@ class Host:
         while self._writer is not None and self._untold:
             self._send(self._untold.popleft())
 
-    async def _owned(self, connection: socket.socket) -> bool:
-        """Until the owner is gone; True when it closed the host."""
+    async def _owned(self, connection: socket.socket) -> bool | None:
+        """Until the owner is gone; True when it closed the host, None when it was none."""
         reader, writer = await asyncio.open_connection(sock=connection)
         if not await _greeted(reader, writer, self._token):
             writer.close()
-            return False
+            return None
         self._writer = writer
         self.tell()
         pulse = Pulse()
@@ -294,6 +295,16 @@ class Host:
     def _send(self, message: Message) -> None:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(pack(message))
+
+
+async def _comes(listener: socket.socket, until: float) -> socket.socket | None:
+    """Who connects next; None where nobody has until then."""
+    try:
+        async with asyncio.timeout_at(until):
+            connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+    except TimeoutError:
+        return None
+    return connection
 
 
 async def _greeted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes) -> bool:
