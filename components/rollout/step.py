@@ -282,9 +282,11 @@ class _Step(Generic[T]):
         origin = Origin.DRAWN if before is None else Origin.RETURNED
         if launch.attempt > 1:
             origin = Origin.RELAUNCHED
-        note = self._note(name)
-        if before is not None and before.trial_id is not None and launch.attempt == 1:
-            note = note or self._note(before.trial_id)
+        note = ""
+        if name not in self._rollout.finished:  # one that had ended goes on nowhere, and does not start anew
+            note = self._note(name)
+            if before is not None and before.trial_id is not None and launch.attempt == 1:
+                note = note or self._note(before.trial_id)
         self.ledger.launch(name, task.ref, number, origin=origin, streak=streak)
         self._follow(self._begin(Attempt(task, name, number), launch, origin, streak, note))
 

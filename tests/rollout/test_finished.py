@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from components.errors import StoreError
-from components.rollout import Barrier, FinishedTrials, Origin, Outcome, Rollout, Unfinished
+from components.rollout import (
+    Barrier,
+    FinishedTrials,
+    Interrupted,
+    Journals,
+    Origin,
+    Outcome,
+    Rollout,
+    Unfinished,
+    trial_id,
+)
 from tests.rollout.parts import config, faulted, graded, reward, sample_of, tasks
 
 
@@ -154,3 +164,27 @@ async def test_a_trial_that_ended_as_a_later_attempt_is_taken_when_the_step_is_t
     assert ran == [("files-3", 1), ("files-3", 2), ("files-3", 3)]
     ended = {row.task_id: row.attempt for row in result.ledger.rows if row.fault is None}
     assert ended == {"files-0": 3, "files-1": 2, "files-2": 1, "files-3": 3}
+
+
+async def test_of_a_trial_that_had_ended_it_is_not_told_that_it_starts_anew(tmp_path):
+    # Killed between the end of its box and that of its journal, which is what a box that is gone looks like.
+    finished, interrupted = FinishedTrials(tmp_path / "ended"), Interrupted(Journals(tmp_path / "alive"))
+    supply = tasks(1)
+    name = trial_id("c", 0, supply[0].ref.task_id, 1)
+    keep(finished, 0, graded(name, supply[0].ref))
+    interrupted.lost[name] = "its job ended, and its box is gone"
+
+    async def run(attempt):
+        return finished.get(attempt.trial_id).trial
+
+    settings = config(batch=1, oversample=0)
+    rollout = Rollout(
+        campaign="c",
+        config=settings,
+        run_trial=run,
+        barrier=Barrier(),
+        finished=finished,
+        interrupted=interrupted,
+    )
+    (row,) = (await rollout.step(0, 0, supply)).ledger.rows
+    assert (row.trial_id, row.outcome, row.detail) == (name, Outcome.ADMITTED, "")
