@@ -147,14 +147,14 @@ class Rollouts:
         """
         rollout, world = await self._open()
         self._step, self._reused = step, 0
-        self._finished.forget_before(step - 1)
+        owed = [Unfinished(**record) for record in unfinished]
+        self._finished.forget_before(step - 1, {trial.trial_id for trial in owed})
         gone_on = len(self._interrupted.gone_on)
         await self._sort_interrupted(world, version)
         at = Cursor(**cursor)
         wanted = math.ceil((rollout.plan.limit + SPARE_SHARE * rollout.plan.batch) / rollout.plan.group)
         refs, _ = self._pool.draw(at, min(wanted, len(self._pool)))
         tasks = [self._load(ref.task_id) for ref in refs]
-        owed = [Unfinished(**record) for record in unfinished]
         result = await rollout.step(step, version, tasks, [(self._load(trial.task_id), trial) for trial in owed])
         await self._discard(world, self._interrupted.give_up())
         batch = assemble(

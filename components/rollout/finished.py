@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,11 +64,16 @@ class FinishedTrials:
         if (place := self._find(trial_id)) is not None:
             shutil.rmtree(place)
 
-    def forget_before(self, step: int) -> None:
-        """Drops what ended in earlier steps."""
+    def forget_before(self, step: int, waiting: Container[str | None] = ()) -> None:
+        """Drops what ended in earlier steps, but for trials that wait to be admitted: a step may have no place for one
+        that ended before it began."""
         for place in self._folder.glob("[0-9]*"):
             if int(place.name) < step:
-                shutil.rmtree(place)
+                for trial in place.iterdir():
+                    if trial.name not in waiting:
+                        shutil.rmtree(trial)
+                if not any(place.iterdir()):
+                    place.rmdir()
 
     def _find(self, trial_id: str) -> Path | None:
         return next(iter(sorted(self._folder.glob(f"[0-9]*/{trial_id}"))), None)

@@ -67,6 +67,29 @@ def test_trials_of_earlier_steps_are_forgotten(tmp_path):
     assert finished.get("t2") is not None
 
 
+async def test_a_trial_that_waits_for_a_place_longer_than_a_step_is_not_forgotten(tmp_path):
+    # rollout.oversample above 1, or many that starved: what ended in the tail of step 0 was admitted in step 2.
+    finished = FinishedTrials(tmp_path)
+
+    async def run(attempt):
+        if (kept := finished.get(attempt.trial_id)) is not None:
+            return kept.trial
+        trial = graded(attempt.trial_id, attempt.task.ref)
+        keep(finished, step, trial)
+        return trial
+
+    settings, supply = config(batch=2, oversample=3, tail="carry"), tasks(40)
+    rollout = Rollout(campaign="c", config=settings, run_trial=run, barrier=Barrier(), finished=finished)
+    owed: list[tuple] = []
+    for step in range(3):
+        finished.forget_before(step - 1, {trial.trial_id for _, trial in owed})
+        assert all(trial.trial_id is None or trial.trial_id in finished for _, trial in owed)
+        result = await rollout.step(step, step, supply[8 * step :], owed)
+        by_name = {task.ref.task_id: task for task in supply}
+        owed = [(by_name[trial.task_id], trial) for trial in result.unfinished]
+        assert len(owed) > 2
+
+
 def test_a_writer_killed_anywhere_leaves_whole_trials_only(tmp_path):
     refs = [task.ref for task in tasks(400)]
     child = os.fork()
