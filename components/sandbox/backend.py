@@ -213,6 +213,13 @@ class ZygoteBackend:
         except FileNotFoundError:  # the box ended meanwhile
             return 0
 
+    def _reached_limit(self, name: str) -> bool:
+        """Whether a box's own limit can have brought a kill about; also where nothing tells."""
+        try:
+            return self._hierarchies is None or cgroups.reached_limit(self._hierarchies, self.lease, name)
+        except FileNotFoundError:  # the box ended meanwhile
+            return True
+
     async def start(self, spec: SandboxSpec) -> LocalBox:
         """A started box."""
         stack, spec = await self._below(spec)
@@ -388,7 +395,12 @@ class ZygoteBackend:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         loop = asyncio.get_running_loop()
         life = LocalLife(
-            name, Channel(ours, f"box {name}", told=True), loop.create_future(), stack, partial(self._oom_kills, name)
+            name,
+            Channel(ours, f"box {name}", told=True),
+            loop.create_future(),
+            stack,
+            partial(self._oom_kills, name),
+            partial(self._reached_limit, name),
         )
         ready = life.channel.expect(0)
         self._lives[name] = life  # which holds its layers from here on

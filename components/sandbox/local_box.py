@@ -30,6 +30,7 @@ class LocalLife(Life):
 
     Attributes:
         oom_kills: how many of its programs the kernel has killed for memory; `oom_seen` of them are told.
+        reached_limit: whether that can have been for its own limit.
     """
 
     name: str
@@ -37,6 +38,7 @@ class LocalLife(Life):
     gone: asyncio.Future[None]
     stack: Stack
     oom_kills: Callable[[], int] = lambda: 0
+    reached_limit: Callable[[], bool] = lambda: True
     oom_seen: int = 0
     proxy: BoxProxy | None = None
 
@@ -83,6 +85,9 @@ class LocalLife(Life):
                 said = b""
         kills = self.oom_kills()
         oom, self.oom_seen = kills > self.oom_seen, kills
+        if oom and not self.reached_limit():
+            why = f"box {self.name}: the kernel killed a program for memory that what is around the box lacks"
+            raise InfraFault(FaultCause.SANDBOX, why)
         if unstarted is not None:
             return replace(unstarted, oom=oom)
         late = bool(answer["timed_out"])

@@ -26,6 +26,9 @@ def test_version_2_gets_one_group_with_its_limits(tmp_path: Path) -> None:
     }
     Path(path, "memory.events").write_text("low 0\nhigh 0\noom 3\noom_kill 2\n")
     assert cgroups.oom_kills(found, "lease", "box") == 2
+    assert cgroups.reached_limit(found, "lease", "box")
+    Path(path, "memory.events").write_text("low 0\nhigh 0\noom 0\noom_kill 2\noom_group_kill 0\n")
+    assert not cgroups.reached_limit(found, "lease", "box")
 
 
 def test_version_1_gets_one_group_a_controller(tmp_path: Path) -> None:
@@ -38,6 +41,9 @@ def test_version_1_gets_one_group_a_controller(tmp_path: Path) -> None:
     cgroups.open_lease(found, "lease")
     memory, pids, cpu = cgroups.create(found, "lease", "box", LIMITS)
     assert Path(memory, "memory.limit_in_bytes").read_text() == "134217728"
+    for most, reached in ((1 << 26, False), (1 << 27, True), ((1 << 27) - (1 << 21), True)):
+        Path(memory, "memory.max_usage_in_bytes").write_text(f"{most}\n")
+        assert cgroups.reached_limit(found, "lease", "box") == reached
     assert Path(pids, "pids.max").read_text() == "64"
     assert Path(cpu, "cpu.cfs_quota_us").read_text() == "50000"
 

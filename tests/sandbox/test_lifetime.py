@@ -418,3 +418,23 @@ async def test_patience_is_not_spent_while_the_process_stands_still(monkeypatch:
     loop.call_later(0.1, answer.set_result, None)
     assert await waiting
     assert not await exchange.outlast(loop.create_future(), 0.1)
+
+
+@needs_root
+async def test_memory_that_is_short_around_a_box_is_a_fault_and_not_what_its_programs_took(tmp_path: Path) -> None:
+    """In a container with a limit the kernel killed a verifier first, and its box was told to have done it."""
+    hierarchies = cgroups.find()
+    if hierarchies is None:
+        pytest.skip("no control groups here")
+    opened = await open_backend(SandboxConfig(min_free_mb=0), tmp_path)
+    try:
+        assert isinstance(opened, ZygoteBackend)
+        box = await opened.start(SandboxSpec(memory_mb=400, disk_mb=16))
+        groups = dict(zip(hierarchies.roots, hierarchies.groups(opened.lease), strict=True))
+        around = {1: "memory.limit_in_bytes", 2: "memory.max"}[hierarchies.version]
+        Path(groups["memory" if hierarchies.version == 1 else "unified"], around).write_text(str(90 << 20))
+        with pytest.raises(InfraFault, match="lacks"):
+            await box.exec(["python3", "-c", "x = b'1' * (150 << 20)"], timeout_s=30)
+        await box.stop()
+    finally:
+        await opened.close()

@@ -12,6 +12,8 @@ from typing import NamedTuple
 HOST_ROOT = "/sys/fs/cgroup"
 FAMILY = "longshell"
 CPU_PERIOD_US = 100_000
+CHARGE_BYTES = 4 << 20
+"""More than the kernel charges at once: a huge page, and what each processor holds ready."""
 
 
 class Limits(NamedTuple):
@@ -147,3 +149,14 @@ def oom_kills(hierarchies: Hierarchies, lease: str, box: str) -> int:
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return 0
+
+
+def reached_limit(hierarchies: Hierarchies, lease: str, box: str) -> bool:
+    """Whether the box ever came to its own limit. Where it did not, a kill is for what is above it: a container around
+    all boxes, or the machine, has no memory left. Version 1 does not count every failure of the last charge."""
+    if hierarchies.version == 1:
+        folder = f"{hierarchies.roots['memory']}/{FAMILY}/{lease}/{box}"
+        with open(f"{folder}/memory.max_usage_in_bytes") as most, open(f"{folder}/memory.limit_in_bytes") as limit:
+            return int(most.read()) > int(limit.read()) - CHARGE_BYTES
+    with open(f"{hierarchies.roots['unified']}/{FAMILY}/{lease}/{box}/memory.events") as file:
+        return any(line.startswith(("max ", "oom ")) and int(line.split()[1]) > 0 for line in file)

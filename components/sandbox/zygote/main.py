@@ -310,11 +310,12 @@ class Zygote:
         self._tell({"gone": name, "exit": code, "oom_kills": kills})
 
     def _oom_kills(self, name: str) -> int:
-        """Of a box that has ended, while its groups are there."""
+        """Of a box that has ended, while its groups are there; 0 where its own limit was never reached."""
         if self._tools is None or self._tools.userland.hierarchies is None:
             return 0
+        whose = (self._tools.userland.hierarchies, self._settings.lease, name)
         try:
-            return cgroups.oom_kills(self._tools.userland.hierarchies, self._settings.lease, name)
+            return cgroups.oom_kills(*whose) if cgroups.reached_limit(*whose) else 0
         except OSError:  # a sweep took this backend for gone, and was faster
             return 0
 
