@@ -114,6 +114,11 @@ def test_no_text_is_more_than_a_value_or_refused(document: object) -> None:
     assert value is None or isinstance(value, str | int | bytes | list | tuple | dict | Path | Left | Exception)
 
 
+@pytest.mark.parametrize("said", ['["os", 1e999, "x"]', '["SandboxSpec", {"workdir": 5}]', '["Call", {"id": 1}]'])
+async def test_what_cannot_be_made_of_a_message_is_told_and_given_up(said: str) -> None:
+    assert await sent(wire.HEAD.pack(len(said)) + said.encode()) is None
+
+
 Spoken = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 

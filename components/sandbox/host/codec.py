@@ -43,7 +43,7 @@ def decode(data: bytes, records: Mapping[str, type] = RECORDS) -> Any:
     """
     try:
         return _unpacked(json.loads(data), records)
-    except (TypeError, KeyError, IndexError, RecursionError) as error:
+    except (TypeError, AttributeError, KeyError, IndexError, OverflowError, RecursionError) as error:
         raise ValueError(f"no message: {error!r}") from error
 
 
