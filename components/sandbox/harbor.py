@@ -42,7 +42,11 @@ anew() { rm -rf --one-file-system -- "$1"; mkdir -p -- "$2"; stands "$2"; }
 top=${1#/}; top=/${top%%/*}
 stands "$1" || anew "$1" "$1" || anew "$top" "$1" || exit 1
 shift
-[ $# = 0 ] || rm -rf --one-file-system -- "$@"
+system='^/(usr|etc|bin|boot|dev|lib[^/]*|proc|run|sbin|sys)/'
+for path; do
+    place=$(cd -P -- "${path%/*}" 2>/dev/null && pwd)
+    [[ ${place%/}/${path##*/}/ =~ $system ]] || rm -rf --one-file-system -- "$path" || exit 1
+done
 """
 """As `components.harness.verification` does, which needs more than Harbor's Python has."""
 LAY_OUT_S = 60.0

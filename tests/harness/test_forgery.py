@@ -86,6 +86,9 @@ source $HOME/.local/bin/env
 uvx -p 3.13 -w pytest==8.4.1 pytest /tests/test_outputs.py -rA
 if [ $? -eq 0 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
 """
+WHOLE = """#!/bin/bash
+if [ -x /usr/bin/env ] && [ -x /bin/find ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
 INSTALL = "mkdir -p ~/.local/bin; echo 'export PATH=\"$HOME/.local/bin:$PATH\"' > ~/.local/bin/env"  # as uv's installer
 INSTALLED = PYTEST.replace("python3", f"{INSTALL}; . ~/.local/bin/env; python3", 1)
 BUILD = PYTEST.replace("python3", "./prog; mkdir -p /usr/local/made; python3", 1)
@@ -102,6 +105,7 @@ SCRIPTS = {
     "pytest": (PYTHON, PYTEST),
     "build": (PYTHON, BUILD),
     "installed": (PYTHON, INSTALLED),
+    "whole": (PLAIN, WHOLE),
     "public": (PLAIN, PUBLIC),
 }
 TRUTH = {
@@ -469,6 +473,14 @@ async def test_a_home_that_was_prepared_for_a_verifier_s_set_up_is_not_its_home(
     done = await verified(backend, tmp_path, "public", plant + moved)
     assert done.ended.cause is FaultCause.VERIFIER_BOOTSTRAP
     require_recorded(done, "planted /root/.local/bin/env")
+
+
+@pytest.mark.parametrize("link", ["/usr ~/.local", "/usr/bin ~/.local/bin", "/ ~/.local", "/proc/1 ~/.local/bin"])
+async def test_a_link_at_home_takes_nothing_from_the_system(backend, tmp_path, link):
+    # What a link led to was removed in the view as the agent's: /usr/bin/env, or a uv that the image had.
+    prepare = "mkdir ~/.local; " if link.endswith("bin") else ""
+    done = await verified(backend, tmp_path, "whole", f"{prepare}ln -sT {link}")
+    assert done.report.outcome is True
 
 
 @pytest.mark.parametrize("many", [False, True])
