@@ -5,8 +5,9 @@ runs, because its submission id is a function of the spec and of how many attemp
 result; a submitter that dies leaves the job running, and the next one attaches to it.
 
 In the store, under `campaigns/<campaign>/jobs/<campaign>-<stage>-<index>-<spec digest>/`:
-`spec.json` (before the first submission), `submitted-<k>.json` (after attempt k was submitted: an attempt with this
-mark that Ray does not know is lost, since Ray forgets its jobs with the head node), `result.json` (by the job, last).
+`spec.json` (before the first submission, and anew in a store that was moved or copied), `submitted-<k>.json` (after
+attempt k was submitted: an attempt with this mark that Ray does not know is lost, since Ray forgets its jobs with the
+head node), `result.json` (by the job, last).
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ class Cluster:
 
     def submit(self, spec: JobSpec, metadata: Mapping[str, str]) -> Submission:
         """Attaches to the attempt that runs, or submits the next one. Losing the race to submit is attaching."""
-        if not self._store.exists(spec.key("spec.json")):
+        if not self._is_told(spec):
             self._store.put_json(spec.key("spec.json"), self._document(spec))
         for attempt in itertools.count():
             submission_id = spec.base + (f"-r{attempt}" if attempt else "")
@@ -246,6 +247,14 @@ class Cluster:
         """The unfinished jobs that were submitted through this class."""
         jobs = [job for job in self._client.list_jobs() if job.submission_id and not job.status.is_terminal()]
         return [RunningJob(job.submission_id, job.metadata) for job in jobs if job.metadata]
+
+    def _is_told(self, spec: JobSpec) -> bool:
+        """Whether the job's documents say what it is to do, and in this store.
+
+        One that was moved or copied has those of where it was, and a job would read and write there.
+        """
+        key = spec.key("spec.json")
+        return self._store.exists(key) and self._store.get_json(key)["store"] == self._store.url
 
     def _document(self, spec: JobSpec) -> dict[str, Any]:
         return {

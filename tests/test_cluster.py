@@ -6,6 +6,7 @@ import ipaddress
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -228,6 +229,33 @@ def test_a_ray_that_is_started_again_is_waited_for(store: LocalStore, monkeypatc
     monkeypatch.setattr(cluster_module.time, "sleep", lambda seconds: None)
     Cluster("http://ray", store)
     assert asked == ["http://ray"] * 4
+
+
+class Jobs:
+    """Stands for Ray's Jobs API where a head of our own cannot be brought to say it."""
+
+    def __init__(self, address: str = "", headers: object = None) -> None:
+        self.submitted: list[dict] = []
+
+    def get_job_status(self, submission_id: str) -> str:
+        raise RuntimeError(f"Request failed with status code 404: Job {submission_id} does not exist.")
+
+    def submit_job(self, **asked: object) -> None:
+        self.submitted.append(asked)
+
+
+def test_a_job_works_in_the_store_that_it_is_asked_for_in_also_when_that_was_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The job of a copied store read its inputs and wrote its steps in the store that it was copied from.
+    monkeypatch.setattr(cluster_module, "JobSubmissionClient", Jobs)
+    job = JobSpec("rl", "m-s1", 1, {}, {})
+    Cluster("http://ray", LocalStore(tmp_path / "first")).submit(job, {})
+    shutil.copytree(tmp_path / "first", tmp_path / "second", symlinks=True)
+    for name in ("second", "first"):
+        moved = LocalStore(tmp_path / name)
+        Cluster("http://ray", moved).submit(job, {})
+        assert moved.get_json(job.key("spec.json"))["store"] == moved.url
 
 
 def test_no_socket_of_ray_is_reached_from_another_machine() -> None:
