@@ -291,7 +291,8 @@ class Cluster:
         try:
             return self._client.get_job_status(submission_id)
         except RuntimeError as error:
-            if "404" in str(error) or "does not exist" in str(error):
+            # Ray's words: what stands before a head that is away may answer 404 too, and any message hold the digits.
+            if f"Job {submission_id} does not exist" in str(error):
                 return None
             raise
 

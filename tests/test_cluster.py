@@ -258,6 +258,32 @@ def test_a_job_works_in_the_store_that_it_is_asked_for_in_also_when_that_was_cop
         assert moved.get_json(job.key("spec.json"))["store"] == moved.url
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "Request failed with status code 404: 404 page not found.",
+        "Request failed with status code 500: no agent of m-s1-rl-1-a404bc1234 at 10.4.0.4.",
+        "Request failed with status code 503: upstream ray-head:8265 does not exist.",
+    ],
+)
+def test_a_job_is_not_lost_because_something_before_ray_knows_nothing(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    # It was submitted once more, beside the one that ran.
+    monkeypatch.setattr(cluster_module, "JobSubmissionClient", Jobs)
+    job = JobSpec("rl", "m-s1", 1, {}, {})
+    cluster = Cluster("http://ray", store)
+    cluster.submit(job, {})
+
+    def away(submission_id: str) -> None:
+        raise RuntimeError(answer)
+
+    monkeypatch.setattr(cluster._client, "get_job_status", away)
+    with pytest.raises(RuntimeError):
+        cluster.submit(job, {})
+    assert [asked["submission_id"] for asked in cluster._client.submitted] == [job.base]
+
+
 def test_no_socket_of_ray_is_reached_from_another_machine() -> None:
     # A newcomer saw its servers on every address of the machine, although it was told 127.0.0.1.
     services.ray()

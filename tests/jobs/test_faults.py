@@ -172,7 +172,7 @@ class EndedWell:
 
     def get_job_status(self, submission_id: str) -> JobStatus:
         if submission_id not in self.submitted:
-            raise RuntimeError(f"404: {submission_id} does not exist")
+            raise RuntimeError(f"404: Job {submission_id} does not exist")
         return JobStatus.SUCCEEDED
 
     def get_job_info(self, _: str) -> Any:
