@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 from collections.abc import Mapping
 from html import escape
 
@@ -17,15 +18,22 @@ th, td { border-bottom: 1px solid #d8dee4; padding: .25rem .75rem; text-align: l
 """
 
 
+POLICY = (
+    "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
+    f"style-src 'sha256-{base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()}'"
+)
+
+
 def page(title: str, report: str, drawn: Mapping[str, bytes]) -> str:
     """The Markdown `report` with the figures in it, PNG by name."""
-    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(report)
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image").render(report)
     images = "\n".join(
         f'<img alt="{escape(name)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
         for name, png in drawn.items()
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n"
         f'<body>\n{body}\n<div class="figures">\n{images}\n</div>\n</body></html>\n'
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from components.diagnostics.detectors import DETECTORS
 from components.diagnostics.finding import Diagnosis, Finding, Severity
+from components.diagnostics.quoted import quoted
 from components.diagnostics.series import Evaluation, Series, StepRecord, mean
 
 MARKS: Mapping[Severity, str] = {
@@ -88,7 +89,7 @@ def _since(before: Diagnosis, now: Diagnosis) -> str:
 def _classes(evaluation: Evaluation) -> list[str]:
     """The resolved rate of each category and difficulty in one evaluation."""
     rows = [
-        [kind, name, str(found["tasks"]), f"{found['resolved']:.1%}", _number(found["stderr"], ".1%")]
+        [kind, quoted(name), str(found["tasks"]), f"{found['resolved']:.1%}", _number(found["stderr"], ".1%")]
         for kind in ("category", "difficulty")
         for name, found in evaluation.score.get(f"by_{kind}", {}).items()
     ]

@@ -43,7 +43,7 @@ def test_classes_and_ends_are_tables():
     steps = records({"stop/completed": 60.0, "stop/gave_up": 0.0, "fault/sandbox": 2.0}, steps=2)
     text = render("t", diagnose(steps, evaluations), steps, evaluations)
     assert "### sft by class" in text
-    assert "| category | git | 9 | 50.0% | – |" in text
+    assert "| category | `git` | 9 | 50.0% | – |" in text
     assert "| graded | completed | 120 |" in text
     assert "| infrastructure | sandbox | 4 |" in text
     assert "gave_up" not in text
@@ -66,7 +66,27 @@ def test_the_page_carries_its_figures_and_lets_no_text_become_markup():
     assert "<script" not in made
     assert 'href="javascript' not in made
     assert '<img alt="reward" src="data:image/png;base64,iVBORw==">' in made
-    assert "http" not in made, "nothing is fetched"
+    assert "://" not in made, "nothing is fetched"
+    assert "default-src 'none'; img-src data:;" in made
+
+
+def test_no_name_of_a_task_speaks_in_a_report_has_anything_fetched_or_reaches_a_terminal():
+    # Categories are what a task says: one fetched a picture from elsewhere, another told of a verdict of its own.
+    names = [
+        "![p](http://evil/p.png)",
+        "g|\n\n# All is well\n\n**Verdict: ok.** [x](http://evil)",
+        "a\x1b[2J\u202eb`",
+    ]
+    by_class = {"by_category": {name: {"tasks": 1, "resolved": 0.5, "stderr": None} for name in names}}
+    steps, evaluations = records(steps=2), [Evaluation("sft", 0, {**FULL, **by_class})]
+    text = render("t", diagnose(steps, evaluations), steps, evaluations)
+    made = page("t", text, {})
+    assert all(each.isprintable() for line in text.splitlines() for each in line)
+    assert "# All is well" not in text.splitlines()
+    assert "<img" not in made
+    assert "href" not in made
+    assert made.count("<h1>") == 1
+    assert "<img" not in page("t", "![p](http://evil/p.png)", {})
 
 
 def test_an_empty_run_has_a_report():

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from components.diagnostics.quoted import quoted
 from components.naming import page_of
 from components.rollout import TrialRow
 
@@ -82,9 +83,9 @@ def section(read: Sequence[Chosen], links: Mapping[str, Mapping[str, str]]) -> s
         named = [f"[{text}]({address})" for text, address in links.get(row.trial_id, {}).items()]
         cells = (
             "; ".join(each.reasons),
-            " ".join([_code(row.trial_id), *named]),
+            " ".join([quoted(row.trial_id), *named]),
             str(each.step),
-            _code(row.task_id),
+            quoted(row.task_id),
             f"{row.reward:g}",
             str(row.stop),
             str(row.turns),
@@ -95,10 +96,5 @@ def section(read: Sequence[Chosen], links: Mapping[str, Mapping[str, str]]) -> s
 
 def unread(problems: Sequence[str]) -> str:
     """The report's part about steps whose trials could not be looked at, as Markdown; nothing where all could."""
-    lines = [f"- {_code(problem)}" for problem in problems]
+    lines = [f"- {quoted(problem, 2_000)}" for problem in problems]
     return "\n".join(["", "## Trials that could not be looked at", "", *lines, ""]) if lines else ""
-
-
-def _code(text: str) -> str:
-    """A name in a table's cell, whatever is in it."""
-    return "`" + text.translate(dict.fromkeys(map(ord, "`|\n\r"), "_")) + "`"
