@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from components.diagnostics.finding import Finding, Severity
-from components.diagnostics.series import Run
+from components.diagnostics.series import Run, share_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,21 @@ class Detector:
 def blind(name: str, series: str) -> Finding:
     """The finding of a detector that has nothing to look at."""
     return Finding(name, Severity.BLIND, f"not measured: {series}")
+
+
+def worst_share(run: Run, part: str, whole: str) -> tuple[float, float, tuple[str, ...]] | None:
+    """The share of one count in another: of the whole run, and the larger of that and the last third's.
+
+    With a sentence on the latter where it is the larger. None where it was not measured.
+    """
+    share = run.share(part, whole)
+    if share is None:
+        return None
+    late = run.late_counts(part, whole)
+    late_share = share_of(*late) if late is not None else None
+    if late_share is None or late_share <= share:
+        return share, share, ()
+    return share, late_share, (f"{late_share:.1%} in the last third of the steps",)
 
 
 def graded(value: float, warn: float, red: float | None = None) -> Severity:

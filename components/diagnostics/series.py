@@ -160,6 +160,18 @@ class Run:
         """Total of one count in the total of another."""
         return share_of(self.series.total(part), self.series.total(whole))
 
+    def late_counts(self, part: str, whole: str) -> tuple[float, float] | None:
+        """Totals of both over the last third of the steps that measured them: what begins late is thin in a long run.
+
+        None where the third has fewer than `MIN_TREND` steps: the whole of so short a run hides little.
+        """
+        wholes = dict(self.series.points(whole))
+        both = [(value, wholes[step]) for step, value in self.series.points(part) if step in wholes]
+        late = both[len(both) - len(both) // 3 :]
+        if len(late) < MIN_TREND:
+            return None
+        return sum(value for value, _ in late), sum(of for _, of in late)
+
     @property
     def scored(self) -> list[Evaluation]:
         """Evaluations that have a score, by step."""

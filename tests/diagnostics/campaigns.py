@@ -183,6 +183,14 @@ PLANTED: Mapping[str, tuple[str, Campaign]] = {
         Campaign({**FLAT, "rollout/turns_mean": lambda step: 4.0 + step, "rollout/repeated_share": 0.4}, NOT_MOVED),
     ),
     "a cloud that fails": ("infrastructure", Campaign({"rollout/infra_faults": 20.0, "fault/sandbox": 20.0})),
+    "a cloud that fails late": (
+        "infrastructure",
+        Campaign({"rollout/infra_faults": lambda step: 20.0 * (step >= 44)}, steps=60),
+    ),
+    "summaries that no longer fit": (
+        "compactions",
+        Campaign({"rollout/compactions_succeeded": lambda step: 10.0 if step < 50 else 0.0}, steps=60),
+    ),
     "steps that were lost": ("measurements", Campaign(gone=(7, 8))),
     "a leg that stands still": ("measurements", Campaign(now_ms=60_000 * (STEPS + 30))),
     "RL that unlearns": (
@@ -218,6 +226,14 @@ SUSPECT: Mapping[str, tuple[str, Campaign]] = {
     ),
     "most groups are alike": ("groups", Campaign({"group/count": 16.0, "group/zero_variance": 0.6})),
     "work against the verifier": ("tampering", Campaign({"rollout/tampered": 10.0})),
+    "work against the verifier that is learned late": (
+        "tampering",
+        Campaign({"rollout/tampered": lambda step: 6.0 * (step >= 42)}, steps=60),
+    ),
+    "walls that are met late": (
+        "token_wall",
+        Campaign({"stop/token_limit": lambda step: 1.0 if step < 50 else 60.0}, steps=60),
+    ),
     "old work is broken for new, more and more": (
         "guards",
         Campaign({"rollout/guards_broken": lambda step: 2.0 + step / 4}),

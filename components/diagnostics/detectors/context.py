@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scipy import stats
 
-from components.diagnostics.detector import Detector, blind, graded
+from components.diagnostics.detector import Detector, blind, graded, worst_share
 from components.diagnostics.finding import Finding, Severity
 from components.diagnostics.series import LIKELY, MIN_TREND, SURE, Run
 
@@ -19,11 +19,12 @@ MAX_REPEATED = 0.2
 
 
 def _token_wall(run: Run) -> Finding:
-    share = run.share("stop/token_limit", "rollout/graded")
-    if share is None:
+    found = worst_share(run, "stop/token_limit", "rollout/graded")
+    if found is None:
         return blind("token_wall", "stop/token_limit")
+    share, worst, evidence = found
     text = f"{share:.1%} of trials ran into the token wall"
-    return Finding("token_wall", graded(share, MAX_TOKEN_WALL_SHARE), text, share)
+    return Finding("token_wall", graded(worst, MAX_TOKEN_WALL_SHARE), text, worst, evidence)
 
 
 def _compactions(run: Run) -> Finding:
@@ -33,11 +34,20 @@ def _compactions(run: Run) -> Finding:
         return blind("compactions", "rollout/compactions_attempted")
     if not tried:
         return Finding("compactions", Severity.OK, "no history had to be rewritten", 0.0)
-    share = 1 - done / tried
-    chance = float(stats.binom.sf(tried - done - 1, tried, MAX_FAILED_COMPACTIONS))
-    severity = Severity.RED if chance < 1 - SURE else Severity.WARN if chance < 1 - LIKELY else Severity.OK
+    share, severity, evidence = 1 - done / tried, _failing(tried, done), _repeats(run)
+    late = run.late_counts("rollout/compactions_succeeded", "rollout/compactions_attempted")
+    if late is not None and (begun := _failing(late[1], late[0])) > severity:
+        severity = begun
+        told = f"{1 - late[0] / late[1]:.1%} of {late[1]:.0f} in the last third of the steps"
+        evidence = (told, *evidence)
     text = f"{share:.1%} of {tried:.0f} histories could not be rewritten"
-    return Finding("compactions", severity, text, share, _repeats(run))
+    return Finding("compactions", severity, text, share, evidence)
+
+
+def _failing(tried: float, done: float) -> Severity:
+    """By how sure it is that more fail than may."""
+    chance = float(stats.binom.sf(tried - done - 1, tried, MAX_FAILED_COMPACTIONS))
+    return Severity.RED if chance < 1 - SURE else Severity.WARN if chance < 1 - LIKELY else Severity.OK
 
 
 def _turns(run: Run) -> Finding:
@@ -73,7 +83,7 @@ DETECTORS = (
     Detector(
         "token_wall",
         ("stop/token_limit", "rollout/graded"),
-        f"more than {MAX_TOKEN_WALL_SHARE:.0%} of trials (ours)",
+        f"more than {MAX_TOKEN_WALL_SHARE:.0%} of trials, of all or of the late ones (ours)",
         "raise `harness.max_context_tokens`, turn compaction on, or look for output that floods the history",
         "a fault: a trial that hits the wall is graded",
         _token_wall,
@@ -81,8 +91,8 @@ DETECTORS = (
     Detector(
         "compactions",
         ("rollout/compactions_attempted", "rollout/compactions_succeeded", "rollout/repeated_share"),
-        f"more than {MAX_FAILED_COMPACTIONS:.0%} (paper 9.2: 98.3 % failed, found late), beyond chance at "
-        f"{LIKELY:.1%}; red at {SURE:.1%}",
+        f"more than {MAX_FAILED_COMPACTIONS:.0%} of all or of the late ones (paper 9.2: 98.3 % failed, found late), "
+        f"beyond chance at {LIKELY:.1%}; red at {SURE:.1%}",
         "give the summary a budget that fits: `proactive_threshold` must hold the answer and its prompt",
         "a long task: a summary that is written succeeds however long the history was",
         _compactions,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from itertools import pairwise
 
-from components.diagnostics.detector import Detector, blind, graded
+from components.diagnostics.detector import Detector, blind, graded, worst_share
 from components.diagnostics.finding import Finding, Severity
 from components.diagnostics.series import Run
 from components.outcomes import AGAINST_TASK
@@ -23,14 +23,16 @@ def _infrastructure(run: Run) -> Finding:
     faults, launched = series.total("rollout/infra_faults"), series.total("rollout/launched")
     if faults is None or not launched:
         return blind("infrastructure", "rollout/infra_faults")
-    share = faults / launched
+    found = worst_share(run, "rollout/infra_faults", "rollout/launched")
+    assert found is not None
+    _, worst, evidence = found
     causes = {name.removeprefix("fault/"): series.total(name) for name in series.names("fault/")}
     named = ", ".join(f"{cause} {count:.0f}" for cause, count in causes.items() if count)
     text = f"{faults:.0f} of {launched:.0f} launched trials ended in infrastructure faults"
     by_task = sum(causes.get(cause.value) or 0 for cause in AGAINST_TASK)
     text += f" ({named})" if named else ""
     text += f"; {by_task:.0f} are of kinds that one task brings about again and again" if by_task else ""
-    return Finding("infrastructure", graded(share, MAX_INFRA_SHARE, RED_INFRA_SHARE), text, share)
+    return Finding("infrastructure", graded(worst, MAX_INFRA_SHARE, RED_INFRA_SHARE), text, worst, evidence)
 
 
 def _measurements(run: Run) -> Finding:
@@ -66,7 +68,8 @@ DETECTORS = (
     Detector(
         "infrastructure",
         ("rollout/infra_faults", "rollout/launched", "fault/*"),
-        f"more than {MAX_INFRA_SHARE:.0%} of the launched trials, red above {RED_INFRA_SHARE:.0%} (ours)",
+        f"more than {MAX_INFRA_SHARE:.0%} of the launched trials, of all or of the late ones, red above "
+        f"{RED_INFRA_SHARE:.0%} (ours)",
         "look at the cause with the largest count; one task that brings a fault about again and again is left out",
         "failed work: a fault has no reward and is in no denominator",
         _infrastructure,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from components.diagnostics.detector import Detector, blind, graded
+from components.diagnostics.detector import Detector, blind, graded, worst_share
 from components.diagnostics.finding import Finding, Severity
 from components.diagnostics.series import Run
 
@@ -77,11 +77,12 @@ def _groups(run: Run) -> Finding:
 
 def _tampering(run: Run) -> Finding:
     """What is tried is not rewarded; a policy that tries it more and more has found something that is."""
-    share = run.share("rollout/tampered", "rollout/graded")
-    if share is None:
+    found = worst_share(run, "rollout/tampered", "rollout/graded")
+    if found is None:
         return blind("tampering", "rollout/tampered")
+    share, worst, evidence = found
     text = f"{share:.1%} of trials changed what only the system or the verifier may change; it was reverted"
-    return Finding("tampering", graded(share, MAX_TAMPERED_SHARE), text, share)
+    return Finding("tampering", graded(worst, MAX_TAMPERED_SHARE), text, worst, evidence)
 
 
 def _guards(run: Run) -> Finding:
@@ -140,7 +141,7 @@ DETECTORS = (
     Detector(
         "tampering",
         ("rollout/tampered", "rollout/graded"),
-        f"more than {MAX_TAMPERED_SHARE:.0%} of trials (ours)",
+        f"more than {MAX_TAMPERED_SHARE:.0%} of trials, of all or of the late ones (ours)",
         "read the trials' `tampering` facts; look for a reward that it earns",
         "a wrong verdict: verification reverts what it reports",
         _tampering,
