@@ -101,7 +101,16 @@ class Trend:
 
     @classmethod
     def of(cls, early: Sequence[float], late: Sequence[float], steps: float) -> Trend:
-        """Of the values of both thirds."""
+        """Of the values of both thirds.
+
+        Where no value differs within either, as a few of a small batch's pass rates easily do not, they are taken as
+        values of one spread: that two steps are equal does not make their mean exact.
+        """
+        if len(set(early)) == len(set(late)) == 1 and early[0] != late[0]:
+            together = [*early, *late]
+            n = len(together)
+            noise = math.sqrt(_variance_of_mean(together) * n * (1 / len(early) + 1 / len(late)))
+            return cls(early[0], late[0], noise, n - 1, steps)
         parts = [(_variance_of_mean(values), len(values)) for values in (early, late)]
         spread = sum(variance for variance, _ in parts)
         weighed = sum(variance**2 / (n - 1) for variance, n in parts if n > 1)

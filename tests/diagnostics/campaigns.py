@@ -192,6 +192,7 @@ PLANTED: Mapping[str, tuple[str, Campaign]] = {
         Campaign({"rollout/compactions_succeeded": lambda step: 10.0 if step < 50 else 0.0}, steps=60),
     ),
     "steps that were lost": ("measurements", Campaign(gone=(7, 8))),
+    "the first steps were lost": ("measurements", Campaign(gone=(0, 1, 2))),
     "a leg that stands still": ("measurements", Campaign(now_ms=60_000 * (STEPS + 30))),
     "RL that unlearns": (
         "heldout",

@@ -179,6 +179,18 @@ def test_noise_alone_is_no_falling_reward_and_no_flat_policy(steps):
     assert alarms("critic_without_policy", [0.3 + 0.01 * step for step in range(steps)], **explained) == 0
 
 
+def test_steps_that_happen_to_be_equal_are_no_certainty():
+    # Pass rates of a small batch: one flat policy in forty was an alarm after six steps.
+    drawn, found = random.Random(3), []
+    for _ in range(400):
+        rates = [sum(drawn.random() < 0.1 for _ in range(16)) / 16 for _ in range(6)]
+        found.append(finding("reward", Campaign({"rollout/reward_mean": rates.__getitem__}, steps=6)).severity)
+    assert found.count(Severity.RED) <= 2
+    for steps in (24, 48):
+        fallen = {"rollout/reward_mean": lambda step, half=steps // 2: 0.3 if step < half else 0.2}
+        assert finding("reward", Campaign(fallen, steps=steps)).severity is Severity.RED
+
+
 def test_a_fall_beyond_the_noise_and_a_flat_policy_are_found_in_noise_once_there_are_steps_enough():
     assert alarms("reward", [0.5 - 0.01 * step for step in range(24)]) >= 48
     flat = {**FLAT, "critic/explained_variance": 0.7}
