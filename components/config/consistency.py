@@ -95,6 +95,28 @@ def _engine(config: CampaignConfig) -> Iterator[str]:
         )
 
 
+def _replica(config: CampaignConfig) -> Iterator[str]:
+    """Whether SGLang can cut the model over a replica's GPUs: it would say so when a server starts, in mid-campaign."""
+    sglang, model = config.sampler.sglang, config.model
+    if sglang is None:
+        return
+    whole, attends = sglang.tp, sglang.tp // sglang.dp
+    part = "tp" if sglang.dp == 1 else "tp / dp"
+    cuts = [(part, attends, "model.num_attention_heads", model.num_attention_heads)]
+    if sglang.expert_parallel == "none":
+        cuts.append(("tp", whole, "model.moe_intermediate_size", model.moe_intermediate_size))
+    else:
+        cuts.append(("tp", whole, "model.num_experts", model.num_experts))
+    if (hybrid := model.hybrid) is not None:
+        cuts.append((part, attends, "model.hybrid.linear_num_key_heads", hybrid.linear_num_key_heads))
+    for key, parts, name, size in cuts:
+        if size % parts:
+            yield f"sampler.sglang.{key} {parts} does not divide {name} {size}: lower tp"
+    heads = model.num_key_value_heads  # Fewer than GPUs are copied, each to as many.
+    if heads % attends and attends % heads:
+        yield f"sampler.sglang.{part} {attends} neither divides nor is a multiple of model.num_key_value_heads {heads}"
+
+
 def _reachable(config: CampaignConfig) -> Iterator[str]:
     if config.sampler.placement == "ray" and config.publish.method == "disk" and config.publish.folder is None:
         yield "sampler.placement: ray needs publish.folder, or publish.method: collective"
@@ -180,6 +202,7 @@ CHECKS = (
     _check(_positions, "harness", "model"),
     _check(_micro_batch, "harness", "trainer"),
     _check(_engine, "model", "sampler"),
+    _check(_replica, "sampler", "model"),
     _check(_reachable, "sampler", "publish"),
     _check(_layout, "trainer", "model"),
     _check(_streams, "ppo", "trainer"),

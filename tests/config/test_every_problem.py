@@ -20,6 +20,7 @@ BROKEN = {
     "trainer.layout.ep=7": "trainer.layout: ep 7 must divide tp * cp * dp",
     "trainer.kernels.moe_router_fusion=true": "trainer.kernels.moe_router_fusion: is refused: a fused router ignores",
     "harness.compaction.summary_max_tokens=90000": "harness: compaction.proactive_threshold_tokens 16384 is less than",
+    "sampler.sglang.tp=3": "sampler.sglang.tp 3 does not divide model.num_attention_heads 32: lower tp",
     "rl.legz=3": "rl.legz: unknown key",
     "ppo.clip=-1": "ppo.clip: Input should be greater than 0",
     "sampler.context_tokens=1000": "harness.max_context_tokens 86016 exceeds sampler.context_tokens 1000: raise that",
