@@ -37,7 +37,7 @@ class CampaignConfig(Section):
 
     name: str = Field("miniature", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
     """Names the campaign in Prefect, MLflow and the artifact store. The same name and configuration continue it."""
-    seed: int = Field(1, ge=0)
+    seed: int = Field(1, ge=0, lt=2**32)
     model: ModelConfig = ModelConfig()
     pool: PoolConfig = PoolConfig()
     synthesis: SynthesisConfig = SynthesisConfig()

@@ -18,6 +18,9 @@ from components.config.rollout import HarnessConfig
 if TYPE_CHECKING:
     from components.config.campaign import CampaignConfig
 
+MOST_SEED = 4_000_000
+"""A sampler's seed is a thousand of these, and what tells replicas and their starts apart; SGLang takes 32 bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -93,6 +96,11 @@ def _engine(config: CampaignConfig) -> Iterator[str]:
             "sampler.engine: sglang draws from a random output layer where a qwen3_moe ties its own to the "
             "embedding: set model.tie_word_embeddings to false"
         )
+
+
+def _seed(config: CampaignConfig) -> Iterator[str]:
+    if config.sampler.sglang is not None and config.seed > MOST_SEED:
+        yield f"seed {config.seed} makes seeds of samplers that SGLang does not take: choose one up to {MOST_SEED}"
 
 
 def _replica(config: CampaignConfig) -> Iterator[str]:
@@ -202,6 +210,7 @@ CHECKS = (
     _check(_positions, "harness", "model"),
     _check(_micro_batch, "harness", "trainer"),
     _check(_engine, "model", "sampler"),
+    _check(_seed, "seed", "sampler"),
     _check(_replica, "sampler", "model"),
     _check(_reachable, "sampler", "publish"),
     _check(_layout, "trainer", "model"),

@@ -9,9 +9,12 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A frozen configuration section. An unknown key is an error; a default is the value used, always visible."""
+    """A frozen configuration section. A default is the value used, always visible.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    An unknown key is an error, and so is a number that is not finite.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 def without_credentials(url: str) -> str:
