@@ -86,7 +86,8 @@ def drive(config: CampaignConfig, ask: Ask) -> Driven:
 
     tags = {"prefect.flow_run_id": _flow_run_id(), "longshell.campaign": name}
     parent = tracking.campaign_run(name, config, tags)
-    run = tracking.tracker().stage(parent, stage, {**tags, "ray.submission_id": submission.id if submission else ""})
+    asked = {} if submission is None else {"ray.submission_id": submission.id}  # A reused result keeps its job's.
+    run = tracking.tracker().stage(parent, stage, {**tags, **asked})
     mirror = Mirror(store, watched, run)
     if submission is None:
         log.info("%s is done already; its result is reused", spec.base)

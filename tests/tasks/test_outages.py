@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,6 +151,36 @@ def test_a_run_that_is_killed_when_it_has_submitted_is_known_to_follow_its_job(
         drive.drive(config, Ask("base", 0, {}))
     assert drive.stop_followed("another") == []
     assert drive.stop_followed("f") == stopped == [running[0].id]
+
+
+def test_a_stage_whose_result_is_reused_still_says_which_job_made_it(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whoever continued a campaign took the way from MLflow to Ray out of every stage that was done.
+    tags: dict[str, str] = {}
+    found: dict[str, Any] = {}
+
+    def stage(parent: object, name: str, told: dict[str, str]) -> None:
+        tags.update(told)
+
+    cluster: Any = SimpleNamespace(
+        result=lambda spec: found.get("result"), submit=lambda spec, _: SimpleNamespace(id=spec.base, attached=False)
+    )
+    site: Any = SimpleNamespace(store=lambda: store, cluster=lambda store: cluster)
+    monkeypatch.setattr(drive.Site, "current", lambda: site)
+    monkeypatch.setattr(drive, "get_run_logger", lambda: logging.getLogger())
+    monkeypatch.setattr(drive, "_flow_run_id", lambda: "f")
+    monkeypatch.setattr(drive, "_metadata", lambda name, stage: {"campaign": name})
+    monkeypatch.setattr(drive, "_follow", lambda *_: {})
+    monkeypatch.setattr(drive.tracking, "campaign_run", lambda *_: None)
+    monkeypatch.setattr(drive.tracking, "tracker", lambda: SimpleNamespace(stage=stage))
+    config = load(REPOSITORY / "configs" / "miniature.yaml")
+    drive.drive(config, Ask("base", 0, {}))
+    job = tags["ray.submission_id"]
+    assert job.startswith("miniature-s1-base-0-")
+    found["result"] = {}
+    drive.drive(config, Ask("base", 0, {}))
+    assert tags["ray.submission_id"] == job
 
 
 def test_a_run_that_is_told_to_end_while_prefect_is_away_ends_and_leaves_its_jobs(
