@@ -244,8 +244,16 @@ class Cluster:
             raise ServiceError("\n".join(problems))
 
     def running(self) -> list[RunningJob]:
-        """The unfinished jobs that were submitted through this class."""
-        jobs = [job for job in self._client.list_jobs() if job.submission_id and not job.status.is_terminal()]
+        """The unfinished jobs that were submitted through this class.
+
+        Raises:
+            ServiceError: Ray does not tell.
+        """
+        try:
+            listed = self._client.list_jobs()
+        except (RuntimeError, OSError) as error:
+            raise ServiceError(f"Ray does not tell its jobs: {error}") from error
+        jobs = [job for job in listed if job.submission_id and not job.status.is_terminal()]
         return [RunningJob(job.submission_id, job.metadata) for job in jobs if job.metadata]
 
     def _is_told(self, spec: JobSpec) -> bool:

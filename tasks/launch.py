@@ -26,7 +26,7 @@ from components.config import CampaignConfig
 from tasks.drive import stop_followed
 from tasks.given import require_given
 from tasks.plan import require_ready, require_sound, tell_plan
-from tasks.reconcile import crash_abandoned
+from tasks.reconcile import crash_abandoned, stop_cancelled
 from tasks.site import Site
 from tasks.space import explaining, require
 from tasks.stack import settings
@@ -86,6 +86,7 @@ def _run(flow: Flow[..., Any], config: CampaignConfig, site: Site, stack: Stack)
     with _unwinding(), stack.session(services):
         settings.apply(settings.environment(site))
         crash_abandoned(site)
+        stop_cancelled(site)
         quiet()
         interrupts = _Interrupts()
         try:

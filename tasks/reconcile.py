@@ -1,4 +1,6 @@
-"""Flow runs that seem to run after their process was killed: told to Prefect when the next command starts.
+"""What killed processes have left: flow runs that seem to run, and jobs of runs that nobody could be told to cancel.
+
+Both are put in order when the next command starts.
 
 A run of a deployment is its worker's and the automations' (`tasks/stack/provision.py`); one of a terminal is nobody's.
 Only runs whose lock lies in this state directory are looked at: of other machines nothing is known here.
@@ -13,10 +15,45 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowR
 from prefect.client.schemas.objects import State, StateType
 from prefect.states import Crashed
 
+from components.artifacts import ArtifactStore
+from components.cluster import RunningJob
 from tasks import alone
 from tasks.site import Site
 
+_CANCELLED = [StateType.CANCELLING, StateType.CANCELLED]
 _UNFINISHED = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
+
+
+def stop_cancelled(site: Site, patience_s: float = 60.0) -> list[str]:
+    """Stops the jobs all of whose flow runs were cancelled; gives their ids.
+
+    Who is told of a cancellation is a run's process, and the worker that has it. A run that has crashed has neither, so
+    that its job would go on to its end. Jobs of runs that this Prefect does not know are left.
+
+    Raises:
+        ServiceError: Ray does not answer, or a job may still run.
+    """
+    store = site.store()
+    cluster = site.cluster(store, patience_s)
+    followers = {job.id: _followers(store, job) for job in cluster.running()}
+    known = sorted({run for runs in followers.values() for run in runs})
+    if not known:
+        return []
+    wanted = FlowRunFilter(
+        id=FlowRunFilterId(any_=[UUID(run) for run in known]),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_CANCELLED)),
+    )
+    with get_client(sync_client=True) as client:
+        cancelled = {str(run.id) for run in client.read_flow_runs(flow_run_filter=wanted)}
+    over = [job for job, runs in followers.items() if runs and runs <= cancelled]
+    cluster.stop(over)
+    return over
+
+
+def _followers(store: ArtifactStore, job: RunningJob) -> set[str]:
+    """Flow runs that have submitted a job of this store, or attached to it."""
+    place = f"campaigns/{job.metadata.get('campaign')}/jobs/{job.base}/followers"
+    return {key.rpartition("/")[2].removesuffix(".json") for key in store.list(place)}
 
 
 def crash_abandoned(site: Site) -> list[str]:

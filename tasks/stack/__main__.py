@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 
-from components.errors import ConfigError
+from components.errors import ConfigError, LongshellError
 from components.naming import shown
 from tasks.given import require_given
 from tasks.site import Site
@@ -64,6 +64,7 @@ def _up(stack: Stack, site: Site) -> None:
         settings.apply(values)
         provision(values)
         crash_abandoned(site)
+        _stop_cancelled(site)
         stack.up((*ours, "worker"), pin=True)
     except BaseException:
         if not found:
@@ -83,8 +84,19 @@ def _become_worker(site: Site) -> int:
     values = settings.environment(site)
     settings.apply(values)
     provision(values)
+    _stop_cancelled(site)
     argv = services.worker(site).argv
     os.execve(argv[0], argv, {**os.environ, **values})
+
+
+def _stop_cancelled(site: Site) -> None:
+    """What was cancelled while nobody was there. A worker is of use all the same: flows wait for their Ray."""
+    from tasks.reconcile import stop_cancelled
+
+    try:
+        stop_cancelled(site, patience_s=0)
+    except (LongshellError, OSError) as error:
+        print(f"jobs of cancelled runs may still run: {error}", file=sys.stderr)
 
 
 def _links(site: Site) -> str:
