@@ -47,6 +47,8 @@ _EAGER_S, _EAGER_POLL_S, _POLL_S = 10.0, 0.1, 0.5
 question goes through several processes, is asked at the slower pace until there is a result."""
 _NO_AGENT = "No available agent"
 """A head answers before the agent that starts its jobs does."""
+_OURS = re.compile(r"[a-z0-9-]+-[0-9]+-[0-9a-f]{10}(-r[0-9]+)?")
+"""Submission ids of `JobSpec.base`. What others run on the same Ray may be called anything."""
 _REPLAY_CHARS = 1_000_000
 """Below this, the end of a log is fetched with the whole of it; above, from the stream."""
 
@@ -253,7 +255,7 @@ class Cluster:
             listed = self._client.list_jobs()
         except (RuntimeError, OSError) as error:
             raise ServiceError(f"Ray does not tell its jobs: {error}") from error
-        jobs = [job for job in listed if job.submission_id and not job.status.is_terminal()]
+        jobs = [job for job in listed if _OURS.fullmatch(job.submission_id or "") and not job.status.is_terminal()]
         return [RunningJob(job.submission_id, job.metadata) for job in jobs if job.metadata]
 
     def _is_told(self, spec: JobSpec) -> bool:

@@ -14,9 +14,11 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+from ray.job_submission import JobStatus
 
 from components import cluster as cluster_module
 from components.artifacts import LocalStore
@@ -282,6 +284,20 @@ def test_a_job_is_not_lost_because_something_before_ray_knows_nothing(
     with pytest.raises(RuntimeError):
         cluster.submit(job, {})
     assert [asked["submission_id"] for asked in cluster._client.submitted] == [job.base]
+
+
+def test_what_others_run_on_the_same_ray_keeps_nobody_from_finding_his_own_jobs(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A job called `team:train 7b` is none of a store's keys: no flow run could be cancelled while it ran.
+    monkeypatch.setattr(cluster_module, "JobSubmissionClient", Jobs)
+    cluster, ours = Cluster("http://ray", store), JobSpec("rl", "m-s1", 1, {}, {}).base
+    asked = {"team:train 7b": {"owner": "them"}, ".hidden": {"campaign": "../x"}, f"{ours}-r1": {"campaign": "m-s1"}}
+    listed = [
+        SimpleNamespace(submission_id=name, status=JobStatus.RUNNING, metadata=told) for name, told in asked.items()
+    ]
+    monkeypatch.setattr(cluster._client, "list_jobs", lambda: listed, raising=False)
+    assert [job.base for job in cluster.running()] == [ours]
 
 
 def test_no_socket_of_ray_is_reached_from_another_machine() -> None:
