@@ -124,6 +124,29 @@ def test_a_starved_class_needs_enough_cancellations_to_be_believed():
     assert finding("cancellation", few).severity is Severity.OK
 
 
+def gaps_of(seed, classes=10, launched=48, batch=24, steps=5, slow=0.0):
+    """Share gaps of steps that cut their tail; a class that is `slow` is cut more often."""
+    drawn, found = random.Random(seed), {}
+    for step in range(steps):
+        trials = [drawn.randrange(classes) for _ in range(launched)]
+        kept = sorted(trials, key=lambda each: drawn.random() + slow * (each == 0))[:batch]
+        for each in set(trials):
+            gap = kept.count(each) / batch - trials.count(each) / launched
+            found.setdefault(f"rollout/share_gap/category.{each}", {})[step] = gap
+    return {name: (lambda step, of=of: of.get(step, float("nan"))) for name, of in found.items()}
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5])
+def test_no_class_is_starved_by_chance_alone(steps):
+    # Every fourth leg of five steps had one, and every leg of one step.
+    shares = {"rollout/share_gap/difficulty.hard": None, "rollout/share_gap/difficulty.easy": None}
+    cut = {**shares, "rollout/cancelled": 24.0}
+    by_chance = [Campaign({**cut, **gaps_of(seed, steps=steps)}, steps=steps) for seed in range(40)]
+    assert sum(finding("cancellation", campaign).severity is Severity.WARN for campaign in by_chance) <= 5
+    slow = [Campaign({**cut, **gaps_of(seed, steps=10, slow=1.0)}, steps=10) for seed in range(20)]
+    assert all(finding("cancellation", campaign).severity is Severity.WARN for campaign in slow)
+
+
 def test_a_run_that_rewrote_no_history_is_well():
     found = finding("compactions", changed(rollout__compactions_attempted=0.0, rollout__compactions_succeeded=0.0))
     assert (found.severity, found.text) == (Severity.OK, "no history had to be rewritten")
