@@ -26,7 +26,7 @@ from components.config import CampaignConfig
 from tasks.drive import stop_followed
 from tasks.given import require_given
 from tasks.plan import require_ready, require_sound, tell_plan
-from tasks.reconcile import crash_abandoned, stop_cancelled
+from tasks.reconcile import put_in_order
 from tasks.site import Site
 from tasks.space import explaining, require
 from tasks.stack import settings
@@ -85,8 +85,7 @@ def _run(flow: Flow[..., Any], config: CampaignConfig, site: Site, stack: Stack)
     services = [name for name in ("prefect", "ray") if name not in site.given]
     with _unwinding(), stack.session(services):
         settings.apply(settings.environment(site))
-        crash_abandoned(site)
-        stop_cancelled(site)
+        put_in_order(site)
         quiet()
         interrupts = _Interrupts()
         try:

@@ -8,6 +8,7 @@ Only runs whose lock lies in this state directory are looked at: of other machin
 
 from __future__ import annotations
 
+import sys
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
@@ -17,6 +18,7 @@ from prefect.states import Crashed
 
 from components.artifacts import ArtifactStore
 from components.cluster import RunningJob
+from components.errors import LongshellError
 from tasks import alone
 from tasks.site import Site
 
@@ -24,7 +26,16 @@ _CANCELLED = [StateType.CANCELLING, StateType.CANCELLED]
 _UNFINISHED = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 
 
-def stop_cancelled(site: Site, patience_s: float = 60.0) -> list[str]:
+def put_in_order(site: Site) -> None:
+    """Both; whoever starts something does so all the same where Ray does not say what it runs."""
+    crash_abandoned(site)
+    try:
+        stop_cancelled(site)
+    except (LongshellError, OSError) as error:
+        print(f"jobs of cancelled runs may still run: {error}", file=sys.stderr)
+
+
+def stop_cancelled(site: Site) -> list[str]:
     """Stops the jobs all of whose flow runs were cancelled; gives their ids.
 
     Who is told of a cancellation is a run's process, and the worker that has it. A run that has crashed has neither, so
@@ -34,7 +45,7 @@ def stop_cancelled(site: Site, patience_s: float = 60.0) -> list[str]:
         ServiceError: Ray does not answer, or a job may still run.
     """
     store = site.store()
-    cluster = site.cluster(store, patience_s)
+    cluster = site.cluster(store, patience_s=0)
     followers = {job.id: _followers(store, job) for job in cluster.running()}
     known = sorted({run for runs in followers.values() for run in runs})
     if not known:

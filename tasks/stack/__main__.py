@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 
-from components.errors import ConfigError, LongshellError
+from components.errors import ConfigError
 from components.naming import shown
 from tasks.given import require_given
 from tasks.site import Site
@@ -51,7 +51,7 @@ def main() -> int:
 
 def _up(stack: Stack, site: Site) -> None:
     """All that is not given, with the deployments installed; when anything fails, nothing outlives what ran before."""
-    from tasks.reconcile import crash_abandoned
+    from tasks.reconcile import put_in_order
     from tasks.stack.provision import provision
 
     print("starting the stack (half a minute; longer the first time)", file=sys.stderr, flush=True)
@@ -63,8 +63,7 @@ def _up(stack: Stack, site: Site) -> None:
         values = settings.environment(site)
         settings.apply(values)
         provision(values)
-        crash_abandoned(site)
-        _stop_cancelled(site)
+        put_in_order(site)
         stack.up((*ours, "worker"), pin=True)
     except BaseException:
         if not found:
@@ -74,6 +73,7 @@ def _up(stack: Stack, site: Site) -> None:
 
 def _become_worker(site: Site) -> int:
     """Replaces this process by the worker, so that a signal of the container's engine reaches it."""
+    from tasks.reconcile import put_in_order
     from tasks.stack.provision import provision
 
     variables = {"prefect": "PREFECT_API_URL", "ray": "LONGSHELL_RAY_JOBS"}
@@ -84,19 +84,9 @@ def _become_worker(site: Site) -> int:
     values = settings.environment(site)
     settings.apply(values)
     provision(values)
-    _stop_cancelled(site)
+    put_in_order(site)
     argv = services.worker(site).argv
     os.execve(argv[0], argv, {**os.environ, **values})
-
-
-def _stop_cancelled(site: Site) -> None:
-    """What was cancelled while nobody was there. A worker is of use all the same: flows wait for their Ray."""
-    from tasks.reconcile import stop_cancelled
-
-    try:
-        stop_cancelled(site, patience_s=0)
-    except (LongshellError, OSError) as error:
-        print(f"jobs of cancelled runs may still run: {error}", file=sys.stderr)
 
 
 def _links(site: Site) -> str:

@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from components.config import SandboxConfig
-from components.errors import ConfigError, FaultCause, InfraFault
+from components.errors import Failure, FaultCause, InfraFault, failure_of
 from components.sandbox import ImageSpec, Sandbox, SandboxBackend, SandboxSpec, open_backend
 from components.sandbox.docker import images, reaper
 from tests import dockerd
@@ -104,10 +104,11 @@ class TestMisuse(MisuseSuite):
         return docker_backend
 
 
-async def test_without_an_engine_a_job_is_refused_with_one_sentence(tmp_path: Path) -> None:
+async def test_an_engine_that_does_not_answer_is_told_with_one_sentence_and_asked_again(tmp_path: Path) -> None:
     config = SandboxConfig(backend="docker", docker={"host": f"unix://{tmp_path}/none.sock"})
-    with pytest.raises(ConfigError, match=r"none.sock does not answer.*apt-get install docker.io"):
+    with pytest.raises(InfraFault, match=r"none.sock does not answer.*apt-get install docker.io") as caught:
         await open_backend(config, tmp_path)
+    assert failure_of(caught.value) is Failure.INFRASTRUCTURE  # It was a refusal, and ended campaigns.
 
 
 @pytest.mark.nightly

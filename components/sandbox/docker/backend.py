@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from docker.errors import APIError
+
 from components.config.rollout import SandboxConfig
 from components.errors import ConfigError, FaultCause, InfraFault
 from components.sandbox.admission import Admission
@@ -396,7 +398,12 @@ class DockerBackend:
 
 
 async def open_docker(config: SandboxConfig, state_dir: Path) -> DockerBackend:
-    """A backend on the configured engine, in which a box has really started; ConfigError says why there is none."""
+    """A backend on the configured engine, in which a box has really started.
+
+    Raises:
+        ConfigError: the engine refuses what boxes need.
+        InfraFault: it does not answer, or was lost meanwhile: one that is started again is found by the next attempt.
+    """
     tls = config.docker.tls
     engine = Engine(config.docker.host, Certificates(Path(tls)) if tls else None)
     backend: DockerBackend | None = None
@@ -407,7 +414,10 @@ async def open_docker(config: SandboxConfig, state_dir: Path) -> DockerBackend:
         await backend.open()
     except InfraFault as fault:
         await (backend.close() if backend is not None else asyncio.to_thread(engine.close))
-        raise ConfigError([f"no box can be had: {fault.detail}. {ADVICE}"], "sandbox.docker") from fault
+        problem = f"no box can be had: {fault.detail}. {ADVICE}"
+        if isinstance(fault.__cause__, APIError):
+            raise ConfigError([problem], "sandbox.docker") from fault
+        raise InfraFault(fault.cause, f"sandbox.docker: {problem}") from fault
     except BaseException:
         await (backend.close() if backend is not None else asyncio.to_thread(engine.close))
         raise
