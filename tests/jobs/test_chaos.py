@@ -39,7 +39,7 @@ OF_A_KIND = 2
 """At most: of a job that starts nothing but its driver is there, and on a busy machine nothing else was ever killed."""
 PATIENCE_S = 10.0
 """For one of a kind that is not there now: a verifier lives a moment, and little does while a job starts."""
-STEPS = 8
+STEPS = 16
 ATTEMPTS = 30
 
 
@@ -186,7 +186,7 @@ def chaos(
         *boxes,
     )
     inputs = {"pool": pool["pool"], "checkpoint": sft["checkpoint"], "state": None, "critic": None, "first_step": 0}
-    killer, ended, failures = Killer(made, request.param, engine), set[str](), list[Failure]()
+    killer, ended, failures = Killer(made, request.param, engine), set[str](), list[JobFailed]()
     killer.start()
     try:
         for _ in range(ATTEMPTS):
@@ -194,7 +194,7 @@ def chaos(
                 result = made.run("rl", inputs, index=1)
                 break
             except JobFailed as failed:
-                failures.append(failed.failure)
+                failures.append(failed)
                 ended |= _ended(made)
         else:
             pytest.fail(f"the leg did not end in {ATTEMPTS} attempts; killed: {killer.killed}")
@@ -217,7 +217,7 @@ def test_the_leg_ends_and_only_infrastructure_was_to_blame(
     chaos: dict[str, Any], record_property: Callable[[str, object], None]
 ) -> None:
     assert chaos["result"]["step"] == STEPS
-    assert set(chaos["failures"]) <= {Failure.INFRASTRUCTURE}
+    assert [str(failed) for failed in chaos["failures"] if failed.failure is not Failure.INFRASTRUCTURE] == []
     record_property("killed", dict(chaos["killed"]))
     assert chaos["killed"].total() == KILLS, chaos["killed"]
 
