@@ -47,7 +47,7 @@ def campaign(config: CampaignConfig = MINIATURE) -> dict[str, Any]:
         if leg < config.rl.legs:
             watches.append(diagnose.submit(config, list(evaluations), leg))
             if config.diagnosis.pause_on_red:
-                hold(config, watches[-1].result(), leg)
+                hold(watches[-1].result(), leg)
 
     scores = [evaluation.result() for evaluation in evaluations]
     wait(watches)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from uuid import NAMESPACE_URL, uuid5
 
 from prefect import task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.events import emit_event
 
 from components.config import CampaignConfig
 from tasks import asks, tracking
@@ -13,6 +15,9 @@ from tasks.campaign import campaign_name
 from tasks.drive import STAGE, Driven, drive
 from tasks.results import Diagnosis, Score
 from tasks.trajectories import link_trajectories
+
+RED = "longshell.diagnosis.red"
+"""The event of a red diagnosis, of a leg or of the whole. An automation can send it to a person."""
 
 
 @task(name="diagnose", **STAGE)
@@ -37,8 +42,23 @@ def diagnose(config: CampaignConfig, scores: Sequence[Score], leg: int | None = 
         if url := tracking.link(driven.parent):
             create_link_artifact(url, link_text="MLflow charts", key=f"{name}-mlflow")
     tracker.log_tags(driven.parent, {"longshell.verdict": str(result["verdict"])})
-    return Diagnosis(
+    made = Diagnosis(
         result["report"], tuple(result["figures"]), result["verdict"], result["severity"], tuple(result["findings"])
+    )
+    _alarm(name, made, leg)
+    return made
+
+
+def _alarm(campaign: str, diagnosis: Diagnosis, leg: int | None) -> None:
+    """Tells Prefect of a red diagnosis: the same event of the same report, however often the task runs."""
+    if diagnosis.severity != "red":
+        return
+    after = "the last leg" if leg is None else f"leg {leg}"
+    emit_event(
+        RED,
+        resource={"prefect.resource.id": f"longshell.campaign.{campaign}", "prefect.resource.name": campaign},
+        payload={"after": after, "verdict": diagnosis.verdict, "report": diagnosis.report},
+        id=uuid5(NAMESPACE_URL, diagnosis.report),
     )
 
 

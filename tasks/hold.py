@@ -6,20 +6,15 @@ from uuid import UUID
 
 import prefect.runtime
 from prefect import get_client, get_run_logger
-from prefect.events import emit_event
 from prefect.flow_runs import pause_flow_run, suspend_flow_run
 
-from components.config import CampaignConfig
-from tasks.campaign import campaign_name
 from tasks.results import Diagnosis
 
-RED = "longshell.diagnosis.red"
-"""The event of a leg whose diagnosis is red. An automation can send it to a person."""
 PATIENCE_S = 7 * 24 * 3600
 POLL_S = 2
 
 
-def hold(config: CampaignConfig, diagnosis: Diagnosis, leg: int) -> None:
+def hold(diagnosis: Diagnosis, leg: int) -> None:
     """Called in a flow run: goes on at once unless `diagnosis` is red.
 
     A run of a deployment is suspended: its process ends, and "Resume" schedules it again, which finds every stage done.
@@ -27,17 +22,12 @@ def hold(config: CampaignConfig, diagnosis: Diagnosis, leg: int) -> None:
     """
     if diagnosis.severity != "red":
         return
-    name, run, key = campaign_name(config), str(prefect.runtime.flow_run.id), f"red-after-leg-{leg}"
+    run, key = str(prefect.runtime.flow_run.id), f"red-after-leg-{leg}"
     if _held_before(run, key):
         return
     get_run_logger().warning(
         "leg %d: %s. The campaign is held. Go on: Resume in the Prefect UI, or `prefect flow-run resume %s`",
         *(leg, diagnosis.verdict, run),
-    )
-    emit_event(
-        RED,
-        resource={"prefect.resource.id": f"longshell.campaign.{name}", "prefect.resource.name": name},
-        payload={"leg": leg, "verdict": diagnosis.verdict, "report": diagnosis.report, "flow_run": run},
     )
     if prefect.runtime.deployment.id is None:
         pause_flow_run(timeout=PATIENCE_S, poll_interval=POLL_S, key=key)

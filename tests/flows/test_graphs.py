@@ -45,7 +45,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list:
         "rl_leg": lambda config, pool, before, leg, critic: Checkpoint(f"leg-{leg}", f"leg-{leg}", leg, state="s"),
         "evaluate": lambda config, pool, checkpoint, trials, index: f"score of {checkpoint.label}",
         "diagnose": lambda config, scores, leg=None: Diagnosis("report", (), "red: x", "red", ()),
-        "hold": lambda config, diagnosis, leg: None,
+        "hold": lambda diagnosis, leg: None,
         "summarize": lambda config, checkpoints, scores, diagnosis: {"scores": scores},
     }
     for name, give in gives.items():

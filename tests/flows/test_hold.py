@@ -24,14 +24,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 HELD = """
 from prefect import flow
-from tasks.defaults import MINIATURE
 from tasks.hold import hold
 from tasks.results import Diagnosis
 
 @flow(flow_run_name="held-by-a-test")
 def held():
     for severity in ("ok", "red", "red"):
-        hold(MINIATURE, Diagnosis("report", (), severity + ": planted", severity, ()), 1)
+        hold(Diagnosis("report", (), severity + ": planted", severity, ()), 1)
         print("past", severity, flush=True)
 
 held()
