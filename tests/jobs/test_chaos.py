@@ -37,9 +37,9 @@ KILLS = 10
 """Of each leg."""
 OF_A_KIND = 2
 """At most: of a job that starts nothing but its driver is there, and on a busy machine nothing else was ever killed."""
-PATIENCE_S = 10.0
-"""For one of a kind that is not there now: a verifier lives a moment, and little does while a job starts."""
-STEPS = 16
+PATIENCE_S = 5.0
+"""For one of a kind that was not killed yet: a verifier lives a moment, and little does while a job starts."""
+STEPS = 20
 ATTEMPTS = 30
 
 
@@ -112,24 +112,23 @@ class Killer(threading.Thread):
         self._random = random.Random(seed)
 
     def run(self) -> None:
-        missed = ""
+        kinds = [*VICTIMS, *(["engine"] if self._engine else [])]
         while self.killed.total() < KILLS and not self.over.wait(self._random.uniform(0.05, 1.0)):
-            kinds = [*VICTIMS, *(["engine"] if self._engine else [])]
             left = [kind for kind in kinds if self.killed[kind] < OF_A_KIND]
-            kind = self._random.choice([kind for kind in left if not self.killed[kind] and kind != missed] or left)
-            if kind == "engine":
-                assert self._engine is not None
-                self._engine.kill()
-                self._engine.start()
-                self.killed[kind] += 1
-                continue
+            fresh = [kind for kind in left if not self.killed[kind]]
             patience = time.monotonic() + PATIENCE_S
-            while not (found := self._kill_one(kind)) and time.monotonic() < patience and not self.over.wait(0.01):
-                continue
-            missed = "" if found else kind
+            while not self._kill_one(self._random.choice(fresh if time.monotonic() < patience and fresh else left)):
+                if self.over.wait(0.01):
+                    return
 
     def _kill_one(self, kind: str) -> bool:
         """Whether there was one."""
+        if kind == "engine":
+            assert self._engine is not None
+            self._engine.kill()
+            self._engine.start()
+            self.killed[kind] += 1
+            return True
         try:
             if alive := _of(self._campaign, VICTIMS[kind]):
                 self._random.choice(alive).kill()
