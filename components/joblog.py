@@ -2,13 +2,15 @@
 
 Jobs print; what arrives are chunks of text that end anywhere. `LineReader` cuts them into lines and gives each its
 level: the first level word near its start, otherwise the level of the line before (a traceback belongs to its error).
+What another process of the job logs is `Hearing` there, and `say` in the job's.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from typing import TextIO
 _LEVEL_WORD = re.compile(r"^.{0,60}?\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
 _LEVELS = logging.getLevelNamesMapping()
 _FORMAT = "%(levelname)s %(message)s%(ids)s"
+_HEARD_LINES = 1_000
+"""Of those that nobody has taken: a job's log is for people."""
 _ids: ContextVar[Mapping[str, str]] = ContextVar("ids")
 
 
@@ -42,6 +46,37 @@ def _tell_ids(record: logging.LogRecord) -> bool:
     ids = _ids.get({})
     record.ids = f" [{' '.join(f'{name}={value}' for name, value in ids.items())}]" if ids else ""
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What was logged in another process, and what it was about."""
+
+    level: int
+    text: str
+    ids: Mapping[str, str]
+
+
+class Hearing(logging.Handler):
+    """Keeps what this process logs until it is taken; of what nobody takes, the last lines."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._said: deque[Said] = deque(maxlen=_HEARD_LINES)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._said.append(Said(record.levelno, self.format(record), dict(_ids.get({}))))
+
+    def take(self) -> list[Said]:
+        """What was said since the last call."""
+        return [self._said.popleft() for _ in range(len(self._said))]
+
+
+def say(log: logging.Logger, lines: Sequence[Said]) -> None:
+    """Logs what another process said, as being about what it was about there."""
+    for line in lines:
+        with about(**line.ids):
+            log.log(line.level, "%s", line.text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from components.artifacts import ArtifactStore
 from components.cluster import Cluster, JobSpec, RunningJob
 from components.config import CampaignConfig
 from components.errors import LongshellError, failure_of
+from components.naming import run_key
 from tasks import tracking
 from tasks.asks import Ask
 from tasks.campaign import campaign_name
@@ -174,9 +175,11 @@ def _flow_run_id() -> str:
 
 
 def _metadata(name: str, stage: str) -> dict[str, str]:
+    """What Ray keeps of a job: its flow run in Prefect, and the tag of its run in MLflow (`longshell.key`)."""
     return {
         "campaign": name,
         "stage": stage,
+        "mlflow_key": run_key(name, stage),
         "prefect_flow_run_id": _flow_run_id(),
         "prefect_task_run_id": str(prefect.runtime.task_run.id),
     }

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.joblog import LineReader, about, begin
+from components.joblog import Hearing, LineReader, about, begin, say
 
 LOG = "INFO a\nplain\n2026-01-01 WARNING b\n  more of b\nTraceback (most recent call last):\n  File\nINFO ende"
 
@@ -74,3 +74,21 @@ def test_lines_end_with_the_step_and_the_trial_that_they_are_about(stream: io.St
     assert sorted(lines[1:3]) == ["WARNING late [step=3 trial=a]", "WARNING late [step=3 trial=b]"]
     assert lines[3] == "ERROR ends"
     assert [level for level, _ in read([(stream.getvalue(), 0)])] == [20, 30, 30, 40]
+
+
+def test_what_another_process_said_is_told_once_with_its_level_and_its_own_ids(stream: io.StringIO) -> None:
+    log, heard = logging.getLogger("longshell"), Hearing()
+    there = logging.getLogger("elsewhere")
+    there.propagate = False
+    there.addHandler(heard)
+    with about(step=4, trial="a"):
+        there.warning("no verdict, %s", "sampler: gone")
+    there.debug("nothing for people")
+    with about(step=3):
+        say(log, heard.take())
+        say(log, heard.take())
+    assert stream.getvalue() == "WARNING no verdict, sampler: gone [step=4 trial=a]\n"
+    for number in range(3_000):
+        there.error("%d", number)
+    assert [line.text for line in heard.take()][-1] == "2999"
+    assert heard.take() == []

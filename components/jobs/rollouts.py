@@ -14,7 +14,9 @@ batch, and its task is tried again.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
@@ -27,6 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from components.config import CampaignConfig, RolloutConfig, validate
 from components.errors import DriftError, RecordError
+from components.joblog import Hearing, Said, about, begin, say
 from components.jobs.actors import ROLLOUTS
 from components.jobs.job import log
 from components.jobs.world import Drawing, World, open_world
@@ -92,8 +95,13 @@ class Rollouts:
         self._step = 0
         self._reused = 0
         """Trials of the step that an earlier attempt had finished."""
-        self._told: list[str] = []
-        """What happened to the samplers and was not handed on yet."""
+        self._heard = Hearing()
+        """What was logged here and not handed on yet."""
+
+    def speak(self) -> None:
+        """From now on what this process logs is kept for the job's log, as well as in a file of Ray's."""
+        begin(sys.stderr)
+        logging.getLogger().addHandler(self._heard)
 
     async def open(self) -> None:
         """Starts the samplers and opens the sandboxes.
@@ -113,20 +121,16 @@ class Rollouts:
         _, world = await self._open()
         await world.fleet.close()
 
-    async def hold(self) -> tuple[dict[int, str], list[str]]:
-        """The samplers that a publication is for, by their places, held until `release`; and what was told since."""
+    async def hold(self) -> tuple[dict[int, str], list[Said]]:
+        """The samplers that a publication is for, by their places, held until `release`; and what was said since."""
         _, world = await self._open()
-        return await world.fleet.hold(), self._tellings()
+        return await world.fleet.hold(), self._heard.take()
 
-    async def release(self, version: int, weights: str | None, lost: Mapping[int, str]) -> list[str]:
-        """Ends a publication (see `Fleet.release`). Returns what was told."""
+    async def release(self, version: int, weights: str | None, lost: Mapping[int, str]) -> list[Said]:
+        """Ends a publication (see `Fleet.release`). Returns what was said."""
         _, world = await self._open()
         await world.fleet.release(version, None if weights is None else Path(weights), lost)
-        return self._tellings()
-
-    def _tellings(self) -> list[str]:
-        told, self._told = self._told, []
-        return told
+        return self._heard.take()
 
     async def generate(
         self,
@@ -143,7 +147,7 @@ class Rollouts:
 
         Returns:
             {"metrics": series of the step, "cursor": where the data cursor stands afterwards, "unfinished": records of
-            what this step passed over, "told": lines about the samplers}
+            what this step passed over, "said": what was logged here}
         """
         rollout, world = await self._open()
         self._step, self._reused = step, 0
@@ -155,7 +159,10 @@ class Rollouts:
         wanted = math.ceil((rollout.plan.limit + SPARE_SHARE * rollout.plan.batch) / rollout.plan.group)
         refs, _ = self._pool.draw(at, min(wanted, len(self._pool)))
         tasks = [self._load(ref.task_id) for ref in refs]
-        result = await rollout.step(step, version, tasks, [(self._load(trial.task_id), trial) for trial in owed])
+        with about(step=step):
+            result = await rollout.step(step, version, tasks, [(self._load(trial.task_id), trial) for trial in owed])
+            counts = {str(outcome): count for outcome, count in result.ledger.counts().items() if count}
+            log.info("trials %s", ", ".join(f"{outcome} {count}" for outcome, count in counts.items()))
         await self._discard(world, self._interrupted.give_up())
         batch = assemble(
             result.trials,
@@ -175,13 +182,13 @@ class Rollouts:
             "metrics": metrics | batch.metrics | world.fleet.metrics(),
             "cursor": asdict(after),
             "unfinished": [trial.record() for trial in result.unfinished],
-            "told": self._tellings(),
+            "said": self._heard.take(),
         }
 
     async def _open(self) -> tuple[Rollout[Task], World]:
         if self._opened is None:
             config, barrier = self._config, Barrier()
-            drawing = Drawing(self._seed, routing=True, tell=self._told_of)
+            drawing = Drawing(self._seed, routing=True, tell=partial(log.warning, "%s"))
             world = await self._stack.enter_async_context(
                 open_world(config, self._checkpoint, self._state, drawing, boxes=self._boxes)
             )
@@ -196,9 +203,6 @@ class Rollouts:
             )
             self._opened = rollout, world
         return self._opened
-
-    def _told_of(self, line: str) -> None:
-        self._told.append(line)
 
     async def _sort_interrupted(self, world: World, version: int) -> None:
         """Once: which trials of the process before go on, and the end of the boxes of those that do not."""
@@ -281,13 +285,14 @@ def _hosts(world: World) -> Hosts:
 
 
 class RolloutSide:
-    """The actor, as the leg sees it. What the actor tells about its samplers becomes warnings in the job's log."""
+    """The actor, as the leg sees it. What the actor logs is in the job's log."""
 
     def __init__(self, *arguments: Any) -> None:
         """A `Rollouts` in a process of its own; `arguments` are its. It is on this node, whose folders both use: Ray
         puts an actor that asks for nothing on any."""
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._actor = ray.remote(**ROLLOUTS, scheduling_strategy=here)(Rollouts).remote(*arguments)
+        self._actor.speak.remote()
 
     def open(self) -> None:
         """See `Rollouts.open`."""
@@ -300,18 +305,18 @@ class RolloutSide:
     def collect(self, pending: ray.ObjectRef) -> dict[str, Any]:
         """Waits for the batch."""
         produced = dict(_get(pending))
-        _warn(produced.pop("told"))
+        say(log, produced.pop("said"))
         return produced
 
     def hold(self) -> dict[int, str]:
         """See `Rollouts.hold`."""
-        held, told = _get(self._actor.hold.remote())
-        _warn(told)
+        held, said = _get(self._actor.hold.remote())
+        say(log, said)
         return dict(held)
 
     def release(self, version: int, weights: Path | None, lost: Mapping[int, str]) -> None:
         """See `Rollouts.release`."""
-        _warn(_get(self._actor.release.remote(version, None if weights is None else str(weights), dict(lost))))
+        say(log, _get(self._actor.release.remote(version, None if weights is None else str(weights), dict(lost))))
 
     def close(self) -> None:
         """Ends the actor, in order if it manages to in time: what it started ends with it in any case."""
@@ -332,11 +337,6 @@ def _get(reference: ray.ObjectRef) -> Any:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
-
-
-def _warn(lines: Sequence[str]) -> None:
-    for line in lines:
-        log.warning("%s", line)
 
 
 __all__ = ["RolloutSide", "Rollouts"]

@@ -72,7 +72,7 @@ class World:
             assert self.hosts is not None, "a trial goes on in a box that outlived its process"
             policy, backend = past.answering(policy), LoggedBackend(self.hosts, past)
         with about(trial=attempt.trial_id), self.fleet.trajectory(attempt.trial_id, attempt.time):
-            return await run_trial(
+            trial = await run_trial(
                 attempt.task,
                 trial_id=attempt.trial_id,
                 backend=backend,
@@ -85,6 +85,9 @@ class World:
                 time=attempt.time,
                 ending=past,
             )
+            if trial.fault is not None:
+                log.warning("the trial has no verdict, %s", trial.fault)
+            return trial
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""A leg that commits its steps, and continues at its last committed one. `<store>/../slow` makes steps slow."""
+"""A leg that commits its steps, and continues at its last committed one.
+
+`<store>/../slow` makes steps slow, `<store>/../hold-step-<n>` holds the leg before its step n.
+"""
 
 import time
 from pathlib import Path
@@ -19,6 +22,8 @@ def stage(store, spec):
             continue
         if (Path(store.url).parent / "slow").exists():
             time.sleep(1.0)
+        while (Path(store.url).parent / f"hold-step-{step}").exists():
+            time.sleep(0.1)
         model(store, f"{prefix}/steps/{step:06d}/state")
         commit(store, spec, step, count)
         print(f"INFO step {step} committed", flush=True)

@@ -10,13 +10,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import UUID
 
 import pytest
+from prefect.client.orchestration import SyncPrefectClient
 
 from components.artifacts import LocalStore
 from components.config import load
 from components.tracking import Tracker
 from tasks.plan import course
+from tasks.site import Site
+from tasks.stack.supervisor import Stack
 from tests import services
 from tests.disks import small_disk
 from tests.waiting import eventually
@@ -26,22 +30,26 @@ ROOT = Path(__file__).parents[2]
 
 
 class Campaign:
-    """`python -m flows.campaign` in a process of its own, with a store of its own."""
+    """`python -m flows.campaign` in a process and with a store of its own, on the session's stack or on another."""
 
-    def __init__(self, folder: Path, store: Path | None = None, jobs: str = "tests.fake_jobs") -> None:
+    def __init__(
+        self, folder: Path, store: Path | None = None, jobs: str = "tests.fake_jobs", site: Site | None = None
+    ) -> None:
         self.folder = folder
         self.store = LocalStore(store or folder / "store")
         self._jobs = jobs
+        self._home = site.home if site else services.home()
+        self._stack = Stack(site, lambda line: None) if site else services.stack()
         self.tracking = services.database(folder / "mlflow.db")
         self._started: list[subprocess.Popen[str]] = []
         self._config = folder / "config.yaml"
         shutil.copy(ROOT / "configs" / "miniature.yaml", self._config)
 
     def start(self, *overrides: str, name: str = "campaign") -> subprocess.Popen[str]:
-        record = services.stack().up(["prefect", "ray"], pin=True)
+        record = self._stack.up(["prefect", "ray"], pin=True)
         environment = {
             **os.environ,
-            "LONGSHELL_HOME": str(services.home()),
+            "LONGSHELL_HOME": str(self._home),
             "LONGSHELL_STORE": self.store.url,
             "LONGSHELL_JOBS_PACKAGE": self._jobs,
             "MLFLOW_TRACKING_URI": self.tracking,
@@ -128,6 +136,12 @@ def test_a_campaign_survives_the_death_of_its_job_and_of_its_flow_and_logs_no_st
     run = tracker.stage(parent, "rl", {})
     history = tracker.client.get_metric_history(run.run_id, "rollout/reward_mean")
     assert sorted(item.step for item in history) == [0, 1, 2, 3]
+    tags, mark = tracker.client.get_run(run.run_id).data.tags, told_to_ray(campaign, "rl-1", attempt=1)
+    assert (tags["ray.submission_id"], tags["longshell.key"]) == (mark["submission_id"], mark["mlflow_key"])
+    with SyncPrefectClient(api=services.stack().up(["prefect"], pin=True).services["prefect"]["url"]) as client:
+        killed, ended = (UUID(each) for each in (mark["prefect_flow_run_id"], tags["prefect.flow_run_id"]))
+        assert client.read_flow_run(killed).state.is_crashed(), "it lost its process, and the next start told"
+        assert client.read_flow_run(ended).state.is_completed()
     warm = tracker.stage(parent, "warmup", {})
     history = tracker.client.get_metric_history(warm.run_id, "rollout/reward_mean")
     assert sorted(item.step for item in history) == [0, 1]
@@ -137,6 +151,13 @@ def test_a_campaign_survives_the_death_of_its_job_and_of_its_flow_and_logs_no_st
 
     assert campaign.run(*overrides) == (0, output)
     assert campaign.trace() == trace
+
+
+def told_to_ray(campaign: Campaign, stage: str, attempt: int) -> dict[str, str]:
+    """What an attempt of a stage was submitted with."""
+    keys = campaign.store.list("campaigns/miniature-s1/jobs")
+    [key] = [key for key in keys if f"-{stage}-" in key and key.endswith(f"/submitted-{attempt}.json")]
+    return dict(campaign.store.get_json(key))
 
 
 def test_an_interrupt_stops_the_jobs_of_the_run(campaign: Campaign) -> None:

@@ -183,6 +183,13 @@ def test_a_killed_leg_continues_at_its_last_whole_state_and_records_no_step_twic
     assert [campaign.record(step)["step"] for step in range(4)] == [0, 1, 2, 3]
 
 
+def test_what_the_rollout_actor_says_is_in_the_jobs_log_with_its_level_and_its_step(
+    campaign: SmallCampaign, leg: dict[str, Any]
+) -> None:
+    said = [line for line in campaign.lines if "INFO trials admitted 4" in line]
+    assert {line.rpartition(" ")[2] for line in said} >= {f"[step={step}]" for step in range(leg["last"] + 1, 4)}
+
+
 def test_a_step_that_is_taken_again_computes_what_the_uninterrupted_leg_computed(
     campaign: SmallCampaign, leg: dict[str, Any]
 ) -> None:
