@@ -1,18 +1,28 @@
 """The pictures in `docs/images/`, taken of a finished campaign in a headless browser.
 
-`python docs/screenshots.py --prefect URL --mlflow URL --store var/store --campaign miniature-s1`, with the stack of the
-campaign's home up (`make ui` prints both URLs). Needs Debian's `chromium` and `chromium-driver`.
+`python docs/screenshots.py --prefect URL --mlflow URL --store var/store --campaign miniature-s1 [--beside miniature-s2]
+[--only PICTURE …]`, with the stack of their home up (`make ui` prints both URLs). `--beside` is another finished
+campaign, for the picture of both. Needs Debian's `chromium` and `chromium-driver`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mlflow import MlflowClient
+from mlflow.entities import Run
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterName
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterKey,
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterName,
+)
 from prefect.client.schemas.sorting import FlowRunSort
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
@@ -118,13 +128,45 @@ def prefect_pictures(camera: Camera, prefect: str, campaign: str) -> None:
     camera.take("prefect-leg.png")
 
 
+def report_picture(camera: Camera, prefect: str, campaign: str) -> None:
+    """The campaign's diagnosis, where Prefect shows it."""
+    named = ArtifactFilter(key=ArtifactFilterKey(any_=[f"{campaign}-diagnosis"]))
+    with SyncPrefectClient(api=f"{prefect}/api") as client:
+        *_, artifact = client.read_artifacts(artifact_filter=named)
+    camera.size(WIDTH, HEIGHT)
+    camera.open(f"{prefect}/artifacts/artifact/{artifact.id}")
+    camera.see("//*[normalize-space()='Held-out tasks']")
+    camera.take("prefect-report.png")
+
+
+def rl_run(client: MlflowClient, campaign: str) -> Run:
+    """The run of a campaign's RL stage."""
+    experiments = [item.experiment_id for item in client.search_experiments()]
+    [run] = client.search_runs(experiments, f"tags.`longshell.key` = '{campaign}/rl'")
+    return run
+
+
+def comparison_picture(camera: Camera, mlflow: str, campaigns: Sequence[str]) -> None:
+    """The RL stages of two campaigns beside each other."""
+    runs = [rl_run(MlflowClient(mlflow), campaign) for campaign in campaigns]
+    chosen = json.dumps([run.info.run_id for run in runs])
+    camera.size(WIDTH, HEIGHT)
+    camera.open(f'{mlflow}/#/compare-runs?runs={chosen}&experiments=["{runs[0].info.experiment_id}"]')
+    camera.see("//*[contains(text(), 'Comparing 2 Runs')]")
+    hide(camera)
+    camera.take("mlflow-compare.png")
+
+
+def hide(camera: Camera) -> None:
+    """Takes away what lies over MLflow's pages."""
+    camera.driver.execute_script(
+        "document.head.appendChild(document.createElement('style')).textContent = arguments[0]", HIDDEN
+    )
+
+
 def mlflow_pictures(camera: Camera, mlflow: str, campaign: str) -> None:
     """The charts of the campaign's RL stage."""
-    client = MlflowClient(mlflow)
-    experiments = [item.experiment_id for item in client.search_experiments()]
-    [parent] = client.search_runs(experiments, f"attributes.run_name = '{campaign}'")
-    children = f"tags.`mlflow.parentRunId` = '{parent.info.run_id}' and attributes.run_name = 'rl'"
-    [run] = client.search_runs(experiments, children)
+    run = rl_run(MlflowClient(mlflow), campaign)
 
     camera.size(WIDTH, HEIGHT)
     page = f"{mlflow}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}/model-metrics"
@@ -136,9 +178,7 @@ def mlflow_pictures(camera: Camera, mlflow: str, campaign: str) -> None:
         camera.size(width, width * HEIGHT // WIDTH)
         camera.open(page)
         camera.see("//input[@placeholder='Search metric charts']").send_keys(Keys.CONTROL, "a", Keys.NULL, metrics)
-        camera.driver.execute_script(
-            "document.head.appendChild(document.createElement('style')).textContent = arguments[0]", HIDDEN
-        )
+        hide(camera)
         camera.see(f"//*[normalize-space()='rollout({rollout})']")
         camera.take(name)
 
@@ -162,17 +202,28 @@ def trajectory_picture(camera: Camera, store: ArtifactStore, campaign: str) -> N
 
 
 def main() -> None:
-    """Takes all pictures."""
+    """Takes the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("prefect", "mlflow", "store", "campaign"):
         parser.add_argument(f"--{name}", required=True)
-    arguments = parser.parse_args()
+    parser.add_argument("--beside")
+    parser.add_argument("--only", nargs="+", default=["prefect", "report", "mlflow", "comparison", "trajectory"])
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as profile:
         camera = Camera(profile)
+        takes: dict[str, Callable[[], None]] = {
+            "prefect": lambda: prefect_pictures(camera, given.prefect, given.campaign),
+            "report": lambda: report_picture(camera, given.prefect, given.campaign),
+            "mlflow": lambda: mlflow_pictures(camera, given.mlflow, given.campaign),
+            "comparison": lambda: comparison_picture(camera, given.mlflow, (given.campaign, given.beside)),
+            "trajectory": lambda: trajectory_picture(camera, open_store(given.store), given.campaign),
+        }
+        if given.beside is None:
+            del takes["comparison"]
         try:
-            prefect_pictures(camera, arguments.prefect, arguments.campaign)
-            mlflow_pictures(camera, arguments.mlflow, arguments.campaign)
-            trajectory_picture(camera, open_store(arguments.store), arguments.campaign)
+            for name, take in takes.items():
+                if name in given.only:
+                    take()
         finally:
             camera.driver.quit()
 

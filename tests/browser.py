@@ -46,6 +46,22 @@ class Page:
 
         return self._wait.until(shown, f"nothing like {xpath} on {self.driver.current_url}")
 
+    def turn_to(self, tab: str) -> None:
+        """Opens a tab of a run's page."""
+        self.find(f"//li[normalize-space()='{tab}']").click()
+
+    def has(self, text: str) -> bool:
+        """Whether a person reads this on the page now."""
+        return text in self.driver.find_element(By.TAG_NAME, "body").text
+
+    def shows(self, text: str) -> None:
+        """Waits until the page has this text. It is not loaded again."""
+        try:
+            self._wait.until(lambda driver: self.has(text))
+        except TimeoutException:
+            has = self.driver.find_element(By.TAG_NAME, "body").text
+            pytest.fail(f"no {text!r} on {self.driver.current_url}: {has}")
+
     def press(self, button: str, until: Callable[[], bool]) -> None:
         """Presses a button until that is so, as a person would: again only where the page still shows it later."""
         xpath = f"//button[normalize-space()='{button}']"

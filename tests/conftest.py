@@ -18,7 +18,7 @@ hypothesis.settings.register_profile("same", hypothesis.settings.get_profile("dr
 hypothesis.settings.load_profile("same")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # A shell that puts `make test` in the background ignores it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-SLOW = ("flows", "test_faults.py")
+SERVED = {("e2e", "test_browser.py"), ("flows", "test_faults.py")}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -26,7 +26,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     """Starts what `make ui` does, when a test will ask for it."""
     if session.config.option.collectonly:
         return
-    if any(item.path.parent.name == "e2e" or item.path.parts[-2:] == SLOW for item in session.items):
+    if any(item.path.parts[-2:] in SERVED for item in session.items):
         from tests.flows import abandoned  # It imports Prefect and Ray.
 
         abandoned.begin()

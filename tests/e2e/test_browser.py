@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from uuid import UUID
 
@@ -29,6 +29,9 @@ ROOT = Path(__file__).parents[2]
 CAMPAIGN, DIAGNOSE, NIGHTLY = "campaign/campaign", "diagnose/diagnose", "evaluate/evaluate-nightly"
 ASKED = load(ROOT / "configs" / "miniature.yaml", ["seed=7", "rl.legs=1"])
 """The campaign of the form. It is short, and every deployment can run on what it has made."""
+WATCHED = load(ROOT / "configs" / "miniature.yaml", ["seed=8", "rl.legs=1"])
+STOPPED_S = 10.0
+"""From the click to the job that was told to stop: a person would press again."""
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +91,23 @@ def trace() -> list[str]:
     return [line.rpartition(" ")[0] for line in file.read_text().splitlines()] if file.exists() else []
 
 
+@pytest.fixture(scope="module")
+def site(environment: Mapping[str, str]) -> str:
+    """Where Prefect's pages are."""
+    return environment["PREFECT_API_URL"].removesuffix("/api")
+
+
+@pytest.fixture
+def held_leg() -> Iterator[Sequence[Path]]:
+    """Legs stand still before their second step, and before their fifth."""
+    holds = [services.home() / f"hold-step-{step}" for step in (1, 4)]
+    for hold in holds:
+        hold.touch()
+    yield holds
+    for hold in holds:
+        hold.unlink(missing_ok=True)
+
+
 @pytest.fixture
 def held() -> Iterator[None]:
     """The campaign of the form stands still in its first stage."""
@@ -97,26 +117,54 @@ def held() -> Iterator[None]:
     hold.unlink()
 
 
+def fill_in(page: Page, client: SyncPrefectClient, site: str, asked: CampaignConfig) -> FlowRun:
+    """Triggers a campaign with the form, as a person does; gives its run."""
+    before = {run.id for run in runs_of(CAMPAIGN, client)}
+    page.driver.get(f"{site}/deployments/deployment/{client.read_deployment_by_name(CAMPAIGN).id}/run")
+    page.change("Seed", str(MINIATURE.seed), str(asked.seed))
+    page.change("Legs", str(MINIATURE.rl.legs), str(asked.rl.legs))
+    page.press("Submit", until=lambda: len(runs_of(CAMPAIGN, client)) > len(before))
+    [run] = [run for run in runs_of(CAMPAIGN, client) if run.id not in before]
+    assert CampaignConfig.model_validate(run.parameters["config"]) == asked, "nothing else was changed"
+    return run
+
+
 @needs_browser
 def test_the_form_in_the_browser_starts_a_campaign_as_it_was_filled_in_and_a_cancelled_one_stops_its_job(
-    page: Page, client: SyncPrefectClient, environment: Mapping[str, str], held: None
+    page: Page, client: SyncPrefectClient, site: str, held: None
 ) -> None:
     before = trace()
-    form = f"/deployments/deployment/{client.read_deployment_by_name(CAMPAIGN).id}/run"
-    page.driver.get(environment["PREFECT_API_URL"].removesuffix("/api") + form)
-    page.change("Seed", str(MINIATURE.seed), str(ASKED.seed))
-    page.change("Legs", str(MINIATURE.rl.legs), str(ASKED.rl.legs))
-    page.press("Submit", until=lambda: bool(runs_of(CAMPAIGN, client)))
-
-    [run] = runs_of(CAMPAIGN, client)
+    run = fill_in(page, client, site, ASKED)
     assert (run.parameters["config"]["seed"], run.parameters["config"]["rl"]["legs"]) == (7, 1)
-    assert CampaignConfig.model_validate(run.parameters["config"]) == ASKED, "nothing else was changed"
 
     abandoned.eventually(lambda: trace().count("begin curate-0") > before.count("begin curate-0"))
     client.set_flow_run_state(run.id, Cancelling())
     abandoned.eventually(lambda: client.read_flow_run(run.id).state.is_final())
     assert client.read_flow_run(run.id).state.is_cancelled()
     assert trace().count("stopped curate-0") == before.count("stopped curate-0") + 1
+
+
+@pytest.mark.nightly
+@needs_browser
+def test_a_person_sees_a_leg_advance_on_the_page_of_its_run_and_cancels_it_there(
+    page: Page, client: SyncPrefectClient, site: str, held_leg: Sequence[Path]
+) -> None:
+    run = fill_in(page, client, site, WATCHED)
+    page.driver.get(f"{site}/runs/flow-run/{run.id}")
+    page.turn_to("Artifacts")
+    page.shows("miniature-s8 rl 1: step 1 of 16")
+    held_leg[0].unlink()
+    page.shows("miniature-s8 rl 1: step 4 of 16")
+
+    stopped = trace().count("stopped rl-1")
+    page.press("Cancel", until=lambda: page.has("Cancel Flow Run"))
+    clicked = time.monotonic()
+    page.press("Confirm", until=lambda: client.read_flow_run(run.id).state_name.startswith("Cancel"))
+    abandoned.eventually(lambda: trace().count("stopped rl-1") > stopped)
+    took_s = time.monotonic() - clicked
+    page.shows("Cancelled")
+    assert client.read_flow_run(run.id).state.is_cancelled()
+    assert took_s < STOPPED_S
 
 
 def test_the_nightly_evaluation_has_a_schedule_and_nothing_else_has(client: SyncPrefectClient) -> None:

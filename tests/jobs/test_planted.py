@@ -82,6 +82,13 @@ def test_a_critic_that_begins_cold_is_named(cut: Diagnosis) -> None:
     assert found.severity >= Severity.WARN, found
 
 
+def test_nothing_is_red_of_a_leg_in_which_nothing_was_planted(planted: Planted) -> None:
+    diagnosis = planted.leg(planted.variant("healthy", "ppo.critic.only_steps=3"))
+    assert {each.name for each in diagnosis.findings if each.severity is Severity.RED} == set()
+    found = finding(diagnosis, "cancellation")
+    assert found.severity is Severity.OK, found
+
+
 def test_binary_rewards_on_hard_tasks_are_named_as_no_signal(planted: Planted) -> None:
     hard = planted.variant("binary", "reward.credit=binary", "pool.min_subtasks=5", "pool.train_tasks=40")
     diagnosis = planted.leg(hard, pool=hard.run("curate", {})["pool"])
