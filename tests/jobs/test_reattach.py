@@ -150,7 +150,7 @@ def test_trials_go_on_where_their_boxes_live_and_start_anew_where_they_do_not(ki
         assert {row.trial_id for row in anew if "before it had a box" not in row.detail} == gone
         assert all(row.streak > 0 for row in anew if row.origin is Origin.RETURNED)
     else:
-        assert len(gone_on) == _reattached(killed) > 0
+        assert len(gone_on) == _reattached(killed) > 0, [row.detail for row in rows if row.detail]
         drawn = {name: len(answers) for name, answers in killed["drawn"].items()}
         assert {row.trial_id: _turns(row) for row in gone_on}.items() <= drawn.items()
         assert any(_turns(row) for row in gone_on)
