@@ -42,6 +42,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 STOP_GRACE_S = 15
 """SIGTERM to SIGKILL. Ray's default of 3 s cuts a checkpoint in half."""
 TAIL_LINES = 50
+RAYS_OWN = "Running entrypoint for job "
+"""The one line that Ray writes into a job's log. It may come after the job's own last words."""
 _EAGER_S, _EAGER_POLL_S, _POLL_S = 10.0, 0.1, 0.5
 """A young job's result is looked for often, so that a short stage is not made long by waiting for it. Ray, where a
 question goes through several processes, is asked at the slower pace until there is a result."""
@@ -204,7 +206,8 @@ class Cluster:
 
         def pass_on(lines: list[LogLine]) -> None:
             for line in lines:
-                tail.append(line.text)
+                if not line.text.startswith(RAYS_OWN):
+                    tail.append(line.text)
                 emit(line)
 
         try:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException, TimeoutException, WebDriverException
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -22,6 +24,13 @@ WAIT_S = 120.0
 """For a page of Prefect on a machine that is busy with everything else."""
 PRESSES = 4
 """How often a button is pressed that does nothing: a page may swallow a click while it is being drawn again."""
+
+SCROLLS = 100
+IN_VIEW = """
+arguments[0].scrollIntoView({block: "center"})
+const box = arguments[0].getBoundingClientRect()
+return [innerWidth / 2, box.y + box.height / 2]
+"""
 
 
 class Page:
@@ -61,6 +70,16 @@ class Page:
         except TimeoutException:
             has = self.driver.find_element(By.TAG_NAME, "body").text
             pytest.fail(f"no {text!r} on {self.driver.current_url}: {has}")
+
+    def scroll_to(self, text: str, beside: str) -> None:
+        """Turns the wheel over a table, in the row `beside`, until `text` is there: rows out of view are not drawn."""
+        place = self.driver.execute_script(IN_VIEW, self.find(f"//*[normalize-space()='{beside}']"))
+        wheel = ScrollOrigin.from_viewport(*(int(each) for each in place))
+        for _ in range(SCROLLS):
+            if self.has(text):
+                return
+            ActionChains(self.driver).scroll_from_origin(wheel, 0, 60).perform()
+        pytest.fail(f"no {text!r} in the table of {beside!r}")
 
     def press(self, button: str, until: Callable[[], bool]) -> None:
         """Presses a button until that is so, as a person would: again only where the page still shows it later."""

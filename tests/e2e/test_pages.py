@@ -164,4 +164,4 @@ def test_two_runs_stand_beside_each_other_in_mlflow(ui: Ui, page: Page, campaign
     page.shows("Comparing 2 Runs from 1 Experiment")
     for run in runs:
         page.shows(run.run_id)
-    page.shows("gap/engine_token_mean")  # The page shows what differs, and neither earned anything in four steps.
+    page.scroll_to("rollout/reward_mean", beside="correction/streams")
