@@ -165,3 +165,4 @@ def test_two_runs_stand_beside_each_other_in_mlflow(ui: Ui, page: Page, campaign
     for run in runs:
         page.shows(run.run_id)
     page.scroll_to("rollout/reward_mean", beside="correction/streams")
+    assert page.has("rollout/reward_mean")
